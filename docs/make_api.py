@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import einmpi
+from einmpi.arrays.methods import ArrayMethods
 
 PAGE = Path(__file__).with_name("python_api.md")
 FUNCTIONS = (
@@ -127,10 +128,12 @@ def members(kind):
     """The properties and methods that a class defines, in the order of the source.
 
     Those of Compiled, but for its call, are steps of a run that the command line takes one by one.
+    Those that are calls of numpy's functions are with DistArray.
     """
     own = {}
     for base in reversed(kind.__mro__):
-        if base.__module__.startswith("einmpi."):
+        is_described = base is not ArrayMethods or kind is einmpi.DistArray
+        if base.__module__.startswith("einmpi.") and is_described:
             own |= vars(base)
     for name, member in own.items():
         if name.startswith("_") and name != "__call__":

@@ -14,6 +14,7 @@ _FUNCTIONS = {
     "Compiled": "einmpi.compiled.program:Compiled",
     "array_namespace": "einmpi.array_api.functions:array_namespace",
     "stand_in": "einmpi.tracing.functions:stand_in",
+    "call_with_sparse": "einmpi.api.tracing:call_with_sparse",
     "with_predicted_times": "einmpi.simulate.prediction:with_predicted_times",
     "plan_html": "einmpi.report.describe:plan_html",
     "job_html": "einmpi.report.describe:job_html",

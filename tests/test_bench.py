@@ -116,6 +116,19 @@ def test_arrays():
         assert row.endswith("| 0 |"), row  # nothing is received by a rank that is alone
 
 
+@pytest.mark.slow
+def test_sparse(tmp_path):
+    """Each product equals that of scipy or numpy, which the benchmark checks itself."""
+    command = [*BENCH, "sparse", "--small", "--repeat", "1", "--json", str(tmp_path / "rows.json")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "rows.json")
+    assert len(rows) == 20 and all(row["ratio"] > 0 for row in rows)
+
+
 @needs_mpirun
 @pytest.mark.slow
 @pytest.mark.mpirun
@@ -259,6 +272,7 @@ def test_experiment4_on_a_gpu_pages_its_weights(monkeypatch, tmp_path):
     assert own["bytes_peak"] <= own["bytes_limit"] < weights
 
 
+@pytest.mark.slow
 def test_experiment4_plans(tmp_path):
     target = tmp_path / "rows.json"
     command = [*BENCH, "experiment4", "--plan", "--models", "tiny"]
@@ -388,7 +402,7 @@ def received_elements(p):
     }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_mpirun
 @needs_mpicc
 @pytest.mark.mpirun
@@ -600,6 +614,7 @@ def test_algorithms_of_mpi_send_no_less_than_the_payload(tmp_path):
         assert row["sent"] >= row["payload"] > 0, row
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("smpirun") is None, reason="needs SimGrid")
 def test_scaling_on_two_networks(tmp_path):
     """A network beside another one has the seconds that it has alone."""

@@ -44,6 +44,7 @@ def test_list_names_every_script():
     assert set(scripts) <= set(listed) and "results" not in listed and "plots" not in listed
 
 
+@pytest.mark.slow
 def test_a_name_is_a_script():
     by_name = run_bench("step", "--help")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -359,7 +359,7 @@ def block_with_gradients(rows: int, dtype: str = "float64") -> einmpi.Job:
     return einmpi.grad(job, "loss", WEIGHTS)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_gradients_compute_scores_again(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of all scores is whole in memory, and the gradients are those of the unfused."""
@@ -512,6 +512,7 @@ def test_a_memory_limit_that_only_a_chain_meets(monkeypatch: pytest.MonkeyPatch)
     assert einmpi.plan(long_attention(8192), ranks=1, memory="40 MiB").spilled
 
 
+@pytest.mark.slow
 def test_chains_where_memory_is_short(tmp_path: Path) -> None:
     """What does not fit is kept outside, with and without the chain."""
     shape = (2, 40, 2, 4)
@@ -633,7 +634,7 @@ def use_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     monkeypatch.setattr(chain_step, "MIN_ROWS_OF_THREAD", 1)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "gradients", *OTHER_CHAINS])
 def test_threads_compute_blocks_side_by_side(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes the next block of rows, in as much memory, with the same bits in every call.

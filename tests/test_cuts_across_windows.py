@@ -59,6 +59,7 @@ def check_random_cuts(data):
         assert_close(done.outputs, einmpi.reference(job, arrays))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_cuts_move_what_the_plan_says(data):

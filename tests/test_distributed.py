@@ -56,7 +56,7 @@ def test_many_ranks_on_threads(name, ranks, references):
     assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["chain, even", "attention, even", "diagonal", "four dimensions", "half"]
 )
@@ -70,6 +70,7 @@ def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
             assert_close(done.outputs, references[name])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["semiring", "diagonal", "gather", "indices", "integers", "truth", "statistics"]
 )
@@ -114,6 +115,7 @@ def check_random_contraction(data):
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_contractions_on_random_ranks(data):
@@ -174,6 +176,7 @@ def test_a_dry_run_on_many_ranks(ranks):
     assert max(received) * ranks <= 1.05 * sum(received)
 
 
+@pytest.mark.slow
 def test_a_large_model_is_lowered_for_one_rank_alone():
     """Nothing in one rank's schedule grows with ranks × vertices: moves of repeated layers are the
     same objects.
@@ -189,6 +192,7 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
 # ---- real mpirun ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_two_runs_give_the_same_bits(tmp_path):

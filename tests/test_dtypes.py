@@ -25,7 +25,8 @@ from einmpi.kernels.cpu import compiled, dispatch
 SIGNED = ("int8", "int16", "int32", "int64")
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 WHOLE = (*SIGNED, *UNSIGNED, "bool")
-OPERATORS = ("+", "-", "*", "/", "//", "%", "<", "<=", "==", "!=", "|", "&", "maximum", "minimum")
+OPERATORS = ("+", "-", "*", "/", "//", "%", "<", "<=", "==", "!=", "|", "&", "^", "<<", ">>")
+OPERATORS += ("maximum", "minimum")
 FUNCTIONS = ("abs", "sign", "floor", "isnan", "neg", "~", "conj")
 AGGREGATIONS = ("sum", "prod", "max", "min", "any", "all")
 
@@ -231,6 +232,7 @@ def test_gathers_by_any_integer(dtype: str) -> None:
         einmpi.run(job, {"W": w, "t": t})
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_sums_by_mpi() -> None:

@@ -18,7 +18,7 @@ KILLED = (
 )
 
 
-@pytest.mark.sampled(3, always=["exception", "killed", "disk"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_rank_fails(tmp_path, name):
     run, done = fail(
@@ -44,7 +44,7 @@ SLOW = [
 ]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["missing", "killed", *SLOW])
 def test_a_rank_fails_under_our_launcher(tmp_path, name):
     """It makes one line of everything."""

@@ -41,6 +41,7 @@ def explained(name):
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CASES)
 def test_plans_are_as_they_were(name):
     assert golden(name).exists(), "this job is new: python tests/test_golden.py"

@@ -92,6 +92,7 @@ def test_every_module_is_in_a_room():
         )
 
 
+@pytest.mark.sampled(112)
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_rooms(path):
     own = room_of_file(path)

@@ -189,6 +189,7 @@ def loss(inputs: dict[str, np.ndarray]) -> np.ndarray:
     return Z[np.arange(len(Z)), inputs["at"]] - np.log(np.exp(Z).sum(axis=1))
 
 
+@pytest.mark.slow
 def test_gathers_from_a_cut_dimension_move_what_is_picked(method: str) -> None:
     """W stays where it is, cut along l; so is Z, which never comes together."""
     inputs = loss_inputs(6, 5, 120)
@@ -243,11 +244,13 @@ if MPI.COMM_WORLD.rank == 0:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 def test_under_mpirun() -> None:
     assert run_mpi(3, SCRIPT).stdout == "equal\n"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     b=st.integers(0, 9),
@@ -289,6 +292,7 @@ def training_step(b: int, i: int, h: int, l: int) -> einmpi.Job:  # noqa: E741
     return einmpi.program(STEP, dtype="float32", outputs=outputs, y=labels, rows=b, **shapes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("sizes", "ranks", "words"),
     [

@@ -87,6 +87,7 @@ ON_BOTH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_all_ranks_raise_and_can_go_on(tmp_path):

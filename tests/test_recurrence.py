@@ -166,6 +166,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("ranks", (1, 2, 3, 4))
 @pytest.mark.parametrize("name", CASES)
 def test_a_recurrence_is_a_loop(name, ranks):
@@ -179,6 +180,7 @@ def test_a_recurrence_is_a_loop(name, ranks):
             np.testing.assert_allclose(found, values, rtol=1e-10)  # sums in another order
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("ranks", (2, 3, 4, 6))
 @pytest.mark.parametrize("strategy", ("eindecomp-paper", "sqrt", "replicate", "pinned", "along t"))
 def test_bytes_are_those_of_the_plan_however_it_is_cut(strategy, ranks):
@@ -211,6 +213,7 @@ def test_the_plan_counts_all_steps():
     assert "W" not in {step.vertex for step in repeat.steps if step.transfer}
 
 
+@pytest.mark.slow
 @given(
     steps=st.sampled_from((1, 2, 3, 5, 7)),
     width=st.sampled_from((1, 2, 3, 5, 8, 13)),
@@ -394,6 +397,7 @@ def test_recurrences_before_in_and_as_what_a_loop_carries(ranks):
         np.testing.assert_allclose(given_away, thrice, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_training_on_batches():
     text = """
     h[b,t,k] = tanh(sum(W[k,l] * where(t > 0, h[b,t-1,l], 0)) + sum(U[k,j] * x[b,t,j]))
@@ -554,6 +558,7 @@ def test_gradient_of_a_gradient():
 # ---- memory, several kinds of runs ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_memory_limits():
     """Other tensors leave memory or are computed again; the steps keep theirs."""
     sizes = {"W": (40, 40), "U": (40, 3), "x": (50, 3), "h0": (40,), "M": (100, 100)}
@@ -575,6 +580,7 @@ def test_memory_limits():
         run_on_threads(job, 2, inputs, memory=peak // 5)
 
 
+@pytest.mark.slow
 @given(
     steps=st.integers(0, 9),
     width=st.sampled_from((1, 3, 4)),
@@ -631,6 +637,7 @@ def test_gates_that_are_computed_again_take_no_memory():
         assert peaks[1] - peaks[0] == 64 * 8 * (tensors * 2 * 8 + 2 * 2)  # and x
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("ranks", (1, 2, 3))
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_what_is_computed_again_has_the_same_values(name, ranks):
@@ -695,6 +702,7 @@ def test_bytes_between_nodes():
     np.testing.assert_allclose(done.outputs["h"], rnn(**inputs), rtol=1e-10)
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_on_real_ranks(tmp_path):

@@ -595,6 +595,7 @@ assert sum(int(text) for text in received) == plan.bytes_predicted
 """
 
 
+@pytest.mark.slow
 def test_real_ranks() -> None:
     done = run_mpi(3, PROGRAM)
     assert done.returncode == 0, done.stderr

@@ -18,6 +18,7 @@ def problems(ranks, *arguments):
     return {row["case"]: row["problem"] for row in rows}
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_some_on_two_ranks():

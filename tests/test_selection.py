@@ -34,6 +34,7 @@ def test_a_sampled_case(number, request):
         assert request.node.get_closest_marker("slow") is None
 
 
+@pytest.mark.slow
 def test_few_cases_are_fast():
     assert collected() == FAST
     assert collected("-m", "slow") == [name for name in CASES if name not in FAST]
@@ -83,6 +84,7 @@ def test_a_case_that_is_asked_for_by_name_runs():
     assert collected(test=CASES[0]) == [CASES[0]]
 
 
+@pytest.mark.slow
 def test_each_case_is_in_one_slice():
     """Whether it is slow or not."""
     every = ("-m", "slow or not slow")

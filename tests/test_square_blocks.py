@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 9, 12, 16])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_bytes(name, ranks):
@@ -99,6 +100,7 @@ def test_values_on_gpus(name, ranks, monkeypatch):
     np.testing.assert_allclose(done.outputs["v"], expected(u), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks", [4, 6, 16])
 @pytest.mark.parametrize("name", ["five points", "two steps", "periodic"])
 def test_gradients(name, ranks):
@@ -124,6 +126,7 @@ def test_programs_without_index_arithmetic_keep_the_order_of_the_mesh():
     assert digit_orders(one, 6) == {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "images, channels, ranks, words",
     [(8, 16, 32, 177_152), (8, 16, 64, 359_424), (8, 16, 1024, 3_140_608), (6, 64, 96, 3_119_616)],

@@ -265,6 +265,24 @@ BENCHES = (
         ),
     ),
     Bench(
+        "sparse",
+        "sparse",
+        "Sparse tensors in one process",
+        "Products of sparse tensors, beside scipy and numpy: the matrix of a 5-point stencil, and "
+        "places as Zipf's law has them. Below 1, einmpi is faster.",
+        quick="--small --repeat 2",
+        plots=(
+            Bars(
+                ("case",),
+                "ratio",
+                per=("dtype",),
+                unit="einmpi's time divided by the peer's",
+                in_order=True,
+                is_ratio=True,
+            ),
+        ),
+    ),
+    Bench(
         "loops",
         "loops",
         "Loops on two ranks",

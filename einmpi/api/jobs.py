@@ -132,6 +132,7 @@ def program(
     shapes: dict[str, tuple[Sequence[int], str]] = {}
     sizes: dict[str, int] = {}
     parameters: list[InputSpec] = []
+    expected: list[InputSpec] = []
     settings, arrays = split_settings(tensors)
     for name in [*settings]:
         if has_word(str(text), name):
@@ -139,9 +140,13 @@ def program(
     for name, given in arrays.items():
         if hasattr(given, "shape") and hasattr(given, "dtype"):
             from einmpi.compiled.given_inputs import as_array
-            from einmpi.sparse_array import is_sparse
+            from einmpi.sparse_array import is_sparse, outline_spec
 
-            array = given if is_sparse(given) else as_array(name, given)
+            array = given
+            if is_sparse(given):
+                expected.append(outline_spec(name, given))
+            else:
+                array = as_array(name, given)
             shapes[name] = tuple(array.shape), dtype_name(array.dtype)
         elif isinstance(given, int) and not isinstance(given, bool):
             sizes[name] = given
@@ -165,8 +170,8 @@ def program(
     read = read_roles(document)
     job = job_of_program("program", text, shapes, sizes, dtype, outputs, specs, read)
     chosen = named_values("formats", formats)
-    check_formats("formats", chosen, job.written)
-    return with_settings(replace(job, formats=chosen), settings)
+    check_formats("formats", chosen, [job.written])
+    return with_settings(replace(job, formats=chosen, expected=tuple(expected)), settings)
 
 
 def _describe_here(spec: InputSpec) -> InputSpec:

@@ -288,7 +288,7 @@ def run_loops(
     """
     from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.sparse import has_sparse, stored_job, with_coordinates
-    from einmpi.compiled.sparse_inputs import with_sparse_inputs
+    from einmpi.compiled.sparse_inputs import validated_inputs, with_sparse_inputs
     from einmpi.loops.sequence import LoopSequence
 
     def check() -> Job:
@@ -309,17 +309,24 @@ def run_loops(
     given = together(own_comm, lambda: named_values("inputs", inputs))
     checked_job = together(own_comm, check, loops_of)
     stored = None
+    start = arguments.start
     given = with_sparse_inputs(own_comm, checked_job, given)
-    if has_sparse(given):
+    others = {} if validation is None else named_values("validation", validation.get("inputs"))
+    validated = validated_inputs(own_comm, checked_job, others)
+    if any(map(has_sparse, (given, *validated))):
         given = with_coordinates(own_comm, checked_job, given)
-        stored = stored_job(own_comm, checked_job, given)
+        for number, each in enumerate(checked_job.one_after_another()):
+            validated[number] = with_coordinates(own_comm, each, validated[number])
+        stored = stored_job(own_comm, checked_job, given, validated=validated)
         checked_job, given = stored.job, stored.inputs(given)
+        if start is not None:
+            outputs, state = (stored.values(each) for each in (start.outputs, start.state))
+            start = replace(start, outputs=outputs, state=state)
     loops = LoopSequence(checked_job, own_comm, options_of)
-    loops.runs[0].start = arguments.start
+    loops.runs[0].start = start
     for run in loops.runs:
         run.on_step = arguments.on_step
-    others = {} if validation is None else named_values("validation", validation.get("inputs"))
-    result = loops.run(given, validation_inputs=others)
+    result = loops.run(given, validation_inputs={} if stored is not None else others)
     if stored is None:
         return result
     return replace(
@@ -417,7 +424,7 @@ def _with_training(
         _checked_loop(trained, arguments._replace(carry=carry), batches, checked),
         results=job.written.outputs,
         written_out=written.shown,
-        state=tuple(each.name for each in written.state),
+        state={each.name: each.like for each in written.state},
     )
     return trained, loop
 
@@ -431,12 +438,16 @@ def _checked_validation(
 ) -> Validation:
     """Return the validation that a mapping with `inputs`, `every` and `record` describes."""
     from einmpi.compiled.given_inputs import as_array
+    from einmpi.sparse_array import is_sparse, outline_spec
 
     settings = named_values("validation", given)
     for key in settings:
         known_name("validation", key, VALIDATION_KEYS, "key")
     specs = []
     for name, array in named_values("validation", settings.get("inputs")).items():
+        if is_sparse(array):
+            specs.append(replace(outline_spec(name, array), place="validation"))
+            continue
         found = as_array(name, array)
         specs.append(InputSpec(name, tuple(found.shape), np.dtype(found.dtype).name))
     record = optional_names("validation", "record", settings.get("record"))
@@ -530,6 +541,7 @@ def _with_batched_inputs(job: Job, names: Sequence[str] | None, inputs: Mapping[
     """Return a job that knows how many rows the inputs have that come in batches."""
     from einmpi.compiled.given_inputs import as_array
     from einmpi.files.datasets import Dataset
+    from einmpi.sparse_array import is_sparse
 
     specs = {spec.name: spec for spec in job.inputs}
     for name in optional_names("loop", "batch", names) or ():
@@ -544,6 +556,9 @@ def _with_batched_inputs(job: Job, names: Sequence[str] | None, inputs: Mapping[
         if name not in inputs:
             what = f"{name} comes in batches, and is not given"
             raise InputError("loop", what, "an array with all its rows")
+        if is_sparse(inputs[name]):
+            what = f"{name} is sparse, and cannot come in batches"
+            raise InputError("loop", what, "a dense tensor")
         array = as_array(name, inputs[name])
         if not vertex.bound or not array.shape:
             what = f"{name} has no dimensions, and cannot come in batches"

@@ -50,6 +50,7 @@ _ParameterTypes: TypeAlias = tuple[tuple[str, type], ...]
 def plan(
     job: Job,
     ranks: int,
+    inputs: Mapping[str, Any] | None = None,
     *,
     nodes: int = 1,
     **settings: Any,
@@ -64,6 +65,9 @@ def plan(
         What to compute.
     ranks : int
         The number of ranks.
+    inputs : mapping of str to array or SparseArray, optional
+        Sparse tensors that the plan is for. Of others that the job was made with, or finds in
+        files, it is known how many elements they store; they are assumed to be at random places.
     nodes : int, optional
         The number of nodes. Each has the same number of ranks.
     {settings}
@@ -90,12 +94,12 @@ def plan(
     from einmpi.planner.make_plan import make_plan
 
     job = with_settings(check_job("plan", job), only_settings("plan", settings))
-    job = job_over_expected(job)
+    ranks = as_int(ranks)
+    job = job_over_expected(job, ranks, named_values("inputs", inputs))
 
     def options(of_job: Job) -> Options:
         return options_of(of_job, as_int(nodes))
 
-    ranks = as_int(ranks)
     if job.loop is not None:
         from einmpi.loops.arrival import plan_loops  # it imports much that others do not need
 
@@ -159,7 +163,11 @@ def compile(
     >>> step({"X": half})["Y"].gather()
     array([1., 2., 4.])
     """
-    return _compiled(job, comm, only_settings("compile", settings), carry, donate, share)
+    from einmpi.kernels.cpu.dispatch import IN_SPARSE_STEPS
+
+    found = _compiled(job, comm, only_settings("compile", settings), carry, donate, share)
+    found.sparse_repetition = IN_SPARSE_STEPS
+    return found
 
 
 def _compiled(
@@ -476,14 +484,26 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
     25.0
     """
+    return reference_of_changed(job, inputs)
+
+
+def reference_of_changed(
+    job: Job,
+    inputs: Mapping[str, Any] | None = None,
+    change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Compute the outputs of a job as `reference` does, of inputs that are changed first."""
     from einmpi.compiled.given_inputs import as_input, check_inputs
     from einmpi.compiled.running import check_memory
-    from einmpi.compiled.sparse import as_dense_arrays
+    from einmpi.compiled.sparse import as_dense_arrays, places_of_gradients
+    from einmpi.compiled.sparse_inputs import with_sparse_inputs
     from einmpi.files.sparse.reading import read_sparse_input
     from einmpi.loops.stages import evaluate_loops
 
     check_job("reference", job)
-    inputs = as_dense_arrays(named_values("inputs", inputs), MOST_REFERENCE_ELEMENTS)
+    given = with_sparse_inputs(ALONE, job, named_values("inputs", inputs))
+    inputs = as_dense_arrays(given, MOST_REFERENCE_ELEMENTS)
+    kept = places_of_gradients(job, given)
 
     def arrays_of(part: Job, values: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """Return the inputs of a job, or of one of its loops, given some of them."""
@@ -506,9 +526,10 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
                     arrays |= as_dense_arrays(stored, MOST_REFERENCE_ELEMENTS)
                 else:
                     arrays[vertex.name] = load_array(spec, bound, vertex.dtype)
+        if change is not None:
+            arrays = {name: change(array) for name, array in arrays.items()}
         return arrays
 
-    given = named_values("inputs", inputs)
     if job.loop is not None:
-        return evaluate_loops(job, given, arrays_of)
-    return evaluate(job.as_computed, arrays_of(job, given))
+        return evaluate_loops(job, inputs, arrays_of, kept)
+    return evaluate(job.as_computed, arrays_of(job, inputs), kept)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import update_wrapper
+from functools import lru_cache, update_wrapper
+from inspect import Parameter
 from types import MethodType
 from typing import Any
 
@@ -19,6 +20,7 @@ from einmpi.errors import InputError
 from einmpi.graph.einsum import element_text
 from einmpi.job.job import Job
 from einmpi.job.settings import only_settings, takes_settings
+from einmpi.sparse_array import SparseArray, is_sparse
 from einmpi.tracing.functions import call_between
 from einmpi.tracing.statements import Node, copied, in_order, labels_of
 from einmpi.tracing.symbols import (
@@ -31,10 +33,11 @@ from einmpi.tracing.symbols import (
     symbol_of,
     trace_of,
 )
-from einmpi.tracing.traced import Traced, is_tensor, kind_of, trace_together
+from einmpi.tracing.traced import Traced, is_tensor, is_weak_number, kind_of, trace_together
 from einmpi.units import counted
 
 MOST_TRACES = 256  # of a function, for arguments of different kinds
+_ANY_NUMBER = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 class Jitted:
@@ -53,7 +56,8 @@ class Jitted:
         self.settings = settings
         self.traces: dict[Any, Traced] = {}
         self.latest: Traced | None = None
-        self.parameters = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        self.parameters = [each.name for each in parameters if each.kind not in _ANY_NUMBER]
         update_wrapper(self, function)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -127,14 +131,14 @@ class Jitted:
 def _comm_of(values: Sequence[Any], comm: Any) -> Comm:
     """Return the ranks of DistArrays among some values, or else those of an argument `comm`."""
     for value in values:
-        if isinstance(value, DistArray):
+        if isinstance(value, DistArray | SparseArray):
             return value.own_comm
     return comm_of_program(comm)
 
 
 def _structure(value: Any) -> Any:
     """Return how containers are nested, as something with a hash."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not is_sparse(value):
         return dict, tuple((key, _structure(each)) for key, each in value.items())
     if isinstance(value, list | tuple):
         return type(value), tuple(map(_structure, value))
@@ -192,6 +196,47 @@ def jit(
     if function is None:
         return lambda given: Jitted(given, comm, most_statements, chosen)
     return Jitted(function, comm, most_statements, chosen)
+
+
+@lru_cache(MOST_TRACES)
+def _jitted(function: Callable[..., Any], numbers: tuple[tuple[int, Any, str], ...]) -> Jitted:
+    """Return a function of numpy that is planned, with some of its arguments."""
+
+    def call_function(*operands: Any, **options: Any) -> Any:
+        arguments = list(operands)
+        for place, number, _ in numbers:
+            arguments.insert(place, number)
+        return function(*arguments, **options)
+
+    return Jitted(call_function, None, MOST_STATEMENTS, {})
+
+
+def call_with_sparse(
+    function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
+    """Call a function of numpy some of whose arguments are sparse."""
+    if not TRACES.stack:
+        # Factors may differ from call to call. On other numbers the implicit value depends.
+        is_scaled = function is np.multiply or (
+            function is np.true_divide and not is_weak_number(arguments[0])
+        )
+        numbers: list[tuple[int, Any, str]] = []  # their texts tell 0.0 and -0.0 apart
+        operands = []
+        for place, value in enumerate(arguments):
+            if is_weak_number(value) and not is_scaled:
+                numbers.append((place, value, repr(value)))
+            else:
+                operands.append(value)
+        return _jitted(function, tuple(numbers))(*operands, **options)
+
+    # They are not arguments of the function that is traced.
+    leaves, rebuild = flatten((tuple(arguments), dict(options)))
+    values = [value for _, value in leaves]
+    trace = trace_of(values)
+    given, named = rebuild(
+        [symbol_of(trace, value) if is_sparse(value) else value for value in values]
+    )
+    return function(*given, **named)
 
 
 def trace(function: Callable[..., Any], *arguments: Any, **named: Any) -> Traced:

@@ -49,6 +49,19 @@ def _functions() -> Any:
     return functions
 
 
+def is_sparse_array(given: Any) -> bool:
+    """Return whether this is a sparse array: of this package, scipy or pydata/sparse."""
+    kind = type(given)
+    if issubclass(kind, ArrayMethods):
+        return not issubclass(kind, DistArray)
+    package = kind.__module__.partition(".")[0]
+    return package in ("scipy", "sparse") and (hasattr(given, "tocoo") or hasattr(given, "coords"))
+
+
+def some_are_sparse(values: Sequence[Any]) -> bool:
+    return any(map(is_sparse_array, values))
+
+
 class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     """A tensor in blocks on the ranks of a communicator.
 
@@ -362,6 +375,9 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     __pandas_priority__ = 5000  # above that of pandas' own classes, so that they leave + to us
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if some_are_sparse(inputs):
+            of_ufunc = ufunc if method == "__call__" else getattr(ufunc, method)
+            return late("call_with_sparse")(of_ufunc, inputs, options)
         function = _functions().apply_ufunc
         has_dimensions = self.ndim or any(getattr(each, "ndim", 0) for each in inputs)
         if not has_dimensions and not self.is_symbol:
@@ -385,6 +401,8 @@ class DistArray(ArrayMethods, ArrayCreation, NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
     ) -> Any:
+        if some_are_sparse(arguments):
+            return late("call_with_sparse")(function, arguments, options)
         shown = (*arguments, options) if options else arguments
         apply = _functions().apply_function
         return self._call_alike(function.__name__, shown, apply, function, arguments, options)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arguments import path_name
-from einmpi.comm.agreement import abort_on_divergence, together
+from einmpi.comm.agreement import abort_on_divergence, agree, together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import Dataset
@@ -114,6 +114,8 @@ class ArrayRecord:
         """Bring a result to its layout, and return this rank's block."""
         if self._bring is None:
             raise _given_away_error()
+        # A rank that reads alone is told so, in place of waiting for the others.
+        agree(self.own_comm, f"first read of {self.dtype}{list(self.shape)} in pairs of blocks")
         with abort_on_divergence(self.own_comm):
             self._local = self._bring()
         self._bring = None

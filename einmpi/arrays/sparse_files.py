@@ -15,6 +15,7 @@ from einmpi.arguments import path_name
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.record import attributes_of
 from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.files.claims import claimed
 from einmpi.files.formats import (
@@ -62,6 +63,8 @@ class SparseTensor(SparseOutline, Protocol):
 
     @property
     def values(self) -> DistArray: ...
+    @property
+    def own_comm(self) -> Comm: ...
 
 
 def save_sparse(
@@ -71,7 +74,7 @@ def save_sparse(
 
     All ranks call it. `where` is the function that messages name.
     """
-    comm = array.values.own_comm
+    comm = array.own_comm
 
     def check_arguments() -> tuple[FileFormat, str, str]:
         file = path_name(where, given)
@@ -174,7 +177,7 @@ def _group(name: str, array: SparseTensor, compression: str | None, tensor: str)
         attributes["encoding-type"] = COORDINATES
         attributes["implicit"] = array.implicit
     arrays = [array.values]
-    arrays += [DistArray.from_global(part, array.values.own_comm) for part in parts]
+    arrays += [DistArray.from_global(part, array.own_comm) for part in parts]
     found = []
     for path, each in zip(paths_in_group(name, array), arrays, strict=True):
         made = tensor_of(each, path, None, None, compression, None, tensor)
@@ -205,7 +208,7 @@ def _archive(array: SparseTensor) -> Tensor:
     memory = io.BytesIO()
     np.savez(memory, **parts)
     whole = np.frombuffer(memory.getbuffer(), np.uint8)
-    return _bytes_tensor(DistArray.from_global(whole, array.values.own_comm))
+    return _bytes_tensor(DistArray.from_global(whole, array.own_comm))
 
 
 def _gathered_values(array: SparseTensor) -> Array:
@@ -220,7 +223,7 @@ def _bytes_tensor(array: DistArray, header: bytes = b"") -> Tensor:
 
 def _lines(array: SparseTensor, header: bytes) -> Tensor:
     """Return lines of one length, of which each rank makes some: all know where theirs begin."""
-    comm = array.values.own_comm
+    comm = array.own_comm
     count = len(array.pattern[0])
     own = slice(count * comm.rank // comm.size, count * (comm.rank + 1) // comm.size)
     lines = written_lines([column[own] for column in array.pattern], _gathered_values(array)[own])

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, BinaryIO, TypeAlias
 
@@ -99,7 +99,8 @@ class Saving:
     `folder` is on a file system that all ranks see. `every` is in seconds by the clock of rank 0;
     a loop saves after every so many steps instead, if `every_steps` is not 0. With `resume`, the
     run continues from the newest checkpoint, if there is one. `asked` receives the names of
-    signals that this rank gets. `claim` is the run's claim to the folder.
+    signals that this rank gets. `claim` is the run's claim to the folder. If inputs are sparse,
+    `identity` is what must be equal for two runs; otherwise it follows from the job.
     """
 
     folder: str
@@ -109,6 +110,7 @@ class Saving:
     asked: Sequence[str] = ()
     quiet: bool = False
     claim: Claim | None = None
+    identity: Identity = field(default_factory=dict)
 
 
 class CheckpointFolder:
@@ -119,7 +121,7 @@ class CheckpointFolder:
         self.folder = saving.folder
         self.comm = comm
         self.contents = contents
-        self.identity: Identity = together(comm, lambda: identity(job))
+        self.identity = saving.identity or together(comm, lambda: identity(job))
         self.plan = ""  # the digest of the run's plan
         self.saved: Saved | None = None  # the checkpoint from which the run continues
         self.count = 0  # checkpoints that this run has saved
@@ -425,6 +427,8 @@ def identity(job: Job) -> Identity:
     parts = {"the program with its sizes": sha256(text.encode()).hexdigest()}
     for spec in job.inputs:
         if any(spec.name in each.graph.by_name for each in programs):
+            if spec.key_dimensions:
+                continue  # what is read of a sparse tensor is compared, not its file
             dataset = None if spec.file is None else find(spec)
             parts[_part_of_input(spec)] = _describe_input(spec, dataset)
     return parts

@@ -158,7 +158,8 @@ def prepare(
     # What was saved comes first, so that the next checkpoint has it.
     options = replace(plan_options(rest_of_job), first=tuple(saved.blocks))
     compiled = Compiled(rest_of_job, comm, options)
-    plan, schedule, given = compiled.prepare(_saved_tensors(job, saved))
+    given = {name: array for name, array in inputs.items() if name in rest_of_job.graph.by_name}
+    plan, schedule, given = compiled.prepare({**given, **_saved_tensors(job, saved)})
     _agree_inputs_stayed(compiled, checkpoints)
     checkpoints.starts(plan.digest, schedule.points)
     return compiled, plan, schedule, given

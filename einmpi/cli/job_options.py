@@ -59,11 +59,11 @@ def given_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def check(options: argparse.Namespace) -> None:
     """Parse a job, infer shapes and inspect its files: the command `einmpi check`."""
-    from einmpi.compiled.outputs import check_targets
+    from einmpi.compiled.sparse_inputs import check_over_expected
     from einmpi.report.describe import describe_job
 
     job = load_job(options)
-    check_targets(job)
+    check_over_expected(job)
     if not options.quiet:
         print(describe_job(job))
 

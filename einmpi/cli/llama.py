@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,10 +23,11 @@ from einmpi.cli.job_options import (
     report_details,
     write_job_report,
 )
+from einmpi.cli.llama_text import generate_text, given_sampling, sampling_of
 from einmpi.cli.new import quoted
 from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import ALONE, Comm
-from einmpi.errors import InputError
+from einmpi.errors import InputError, one_of
 from einmpi.files.atomic import check_replaceable, replace_file
 from einmpi.files.formats import HDF5, format_with_suffix, known_format, split_short_form, suffix_of
 from einmpi.files.reading import describe, load_array
@@ -37,14 +37,7 @@ from einmpi.job.job import Job
 from einmpi.job.settings import SETTINGS
 from einmpi.models.llama import Model, load
 from einmpi.models.programs import FREQUENCIES, LOGITS, TOKENS
-from einmpi.models.sampling import (
-    Sampling,
-    TextStream,
-    TextTokenizer,
-    Tokens,
-    check_sampling,
-    open_tokenizer,
-)
+from einmpi.models.sampling import Sampling, check_sampling
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.planner.text.compare import Comparison, compare
@@ -85,8 +78,11 @@ def check_flags(options: argparse.Namespace) -> None:
         raise InputError("--new", f"{options.new} tokens requested", "1 or more")
     if options.repeat < 1:
         raise InputError("--repeat", f"{options.repeat} runs requested", "1 or more")
-    sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-    check_sampling(sampling, as_flags=True)
+    given = given_sampling(options)
+    # Whether tokens are chosen at random is known when the model's own settings have been read.
+    check_sampling(Sampling(**{"temperature": 1.0, **given}), as_flags=True)
+    if "" in options.stop_text:
+        raise InputError("--stop-text", "it is empty", "a text before which the answer ends")
     for name in options.compare or ():
         SETTINGS["strategy"].check("--compare", name)
     for name, value in given_settings(options).items():
@@ -98,14 +94,18 @@ def _check_goal(options: argparse.Namespace) -> None:
     goals = []
     if options.prompt:
         goals.append("--prompt")
-    if options.prompts is not None:
-        goals.append("--prompts")
+    for flag in ("prompts", "prompt_file"):
+        if getattr(options, flag) is not None:
+            goals.append("--" + flag.replace("_", "-"))
+    if options.chat and not {"--prompt", "--prompt-file"}.intersection(goals):
+        goals.append("--chat")
     for flag in ("plan_only", "bench"):
         if getattr(options, flag):
             goals.append("--" + flag.replace("_", "-"))
     if options.job is not None:
         goals.append("--job")
-    expected = "one of --prompt, --prompts, --plan-only, --bench, --job"
+    known = ("--prompt", "--prompts", "--prompt-file", "--chat", "--plan-only", "--bench", "--job")
+    expected = one_of(known)
     if not goals:
         raise InputError("einmpi llama", "nothing to do is given", expected)
     if len(goals) > 1 and goals != ["--prompts", "--job"]:
@@ -119,96 +119,21 @@ def write_text(options: argparse.Namespace, comm: Comm) -> None:
     """Generate what follows the prompts, and print it. All ranks call it."""
     on_first_rank(comm, lambda: check_files(options))
     model = load_model(options, comm)
-    tokenizer = None
-    lengths = None
-    prompts: Any
-    if options.prompt:
-        tokenizer = together(comm, lambda: open_tokenizer(options.model))
-        prompts = [tokenizer.encode(text) for text in options.prompt]
-    else:
-        prompts, lengths = together(comm, lambda: read_prompts(options))
-    printer = None
-    is_streamed = len(prompts) == 1 and not options.quiet and options.json != "-"
-    if is_streamed and comm.rank == 0 and tokenizer is not None:
-        printer = StreamPrinter(tokenizer, prompts[0], options.prompt[0])
+    if options.prompts is None:
+        generate_text(options, model, comm)
+        return
+    prompts, lengths = together(comm, lambda: read_prompts(options))
+    sampling = together(comm, lambda: sampling_of(options))
     started = time.perf_counter()
-    generated = model.generate(
-        prompts,
-        options.new,
-        options.temperature,
-        options.top_k,
-        options.top_p,
-        options.seed,
-        lengths=lengths,
-        on_tokens=None if printer is None else printer.add,
-    )
-    seconds = time.perf_counter() - started
-    if printer is not None:
-        printer.finish()
-    data = _as_json(options, generated, tokenizer, seconds, comm.size)
-
-    def present() -> None:
-        if printer is not None:
-            options.quiet = True  # the text has been printed
-        print_or_write(options, _text(options, generated, tokenizer), data)
-
-    on_first_rank(comm, present)
-
-
-class StreamPrinter:
-    """Prints a prompt with its first token, and then each token's text as soon as it is known.
-
-    A model that cannot take the prompt has printed nothing before its error.
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[int], prompt: str) -> None:
-        self.stream = TextStream(tokenizer, tokens)
-        self.prompt = prompt  # as long as it is not printed
-
-    def add(self, step: Tokens) -> None:
-        """Print the text of the next token."""
-        self._write(self.prompt + self.stream.add(int(step[0])))
-        self.prompt = ""
-
-    def finish(self) -> None:
-        """Print the rest of the text, and end the line."""
-        self._write(self.stream.finish() + "\n")
-
-    def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
-def _text(
-    options: argparse.Namespace, generated: Sequence[Tokens], tokenizer: TextTokenizer | None
-) -> str:
-    """Return the prompts with what follows them; tokens on a line for prompts in tokens."""
-    lines = []
-    for number, tokens in enumerate(generated):
-        if tokenizer is None:
-            lines.append(" ".join(map(str, tokens)))
-        else:
-            lines.append(options.prompt[number] + tokenizer.decode(tokens))
-    return "\n".join(lines)
-
-
-def _as_json(
-    options: argparse.Namespace,
-    generated: Sequence[Tokens],
-    tokenizer: TextTokenizer | None,
-    seconds: float,
-    ranks: int,
-) -> dict[str, Any]:
-    data: dict[str, Any] = {
+    generated = model.generate(prompts, options.new, lengths=lengths, **sampling)
+    data = {
         "model": options.model,
-        "ranks": ranks,
+        "ranks": comm.size,
         "tokens": [tokens.tolist() for tokens in generated],
-        "seconds": seconds,
+        "seconds": time.perf_counter() - started,
     }
-    if tokenizer is not None:
-        data["prompts"] = options.prompt
-        data["texts"] = [tokenizer.decode(tokens) for tokens in generated]
-    return data
+    text = "\n".join([" ".join(map(str, tokens)) for tokens in generated])
+    on_first_rank(comm, lambda: print_or_write(options, text, data))
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -366,6 +291,7 @@ def load_model(options: argparse.Namespace, comm: Comm, random: bool = False) ->
         strategy=options.strategy,
         comm=comm,
         random=random or options.random,
+        weights=options.weights,
     )
 
 
@@ -535,7 +461,7 @@ def write_job(options: argparse.Namespace) -> None:
     outputs = {LOGITS: f"{os.path.basename(stem)}.h5:/{LOGITS}"}
     text = _job_text(model, job, tokens, frequencies_file, outputs, os.path.dirname(options.job))
     stored = io.BytesIO()
-    np.save(stored, model.frequencies)
+    np.save(stored, model.config.frequencies(sequence))
     replace_file(frequencies_file, [stored.getvalue()])
     replace_file(options.job, [text.encode()])
     if not options.quiet:
@@ -591,6 +517,9 @@ def _input_text(spec: InputSpec, folder: str) -> str:
             entries["seed"] = str(spec.seed)
             entries["low"] = repr(spec.low)
             entries["high"] = repr(spec.high)
+    for rows in spec.slices:
+        assert isinstance(rows, tuple)
+        entries["rows"] = quoted(f"{rows[0]}:{rows[1]}")
     shape = spec.declared_shape if spec.file is not None else spec.shape
     if shape is not None:
         entries["shape"] = json.dumps(shape)

@@ -18,7 +18,14 @@ from typing import TypeVar
 from einmpi.errors import InputError, on_one_line, printable
 from einmpi.files.atomic import check_replaceable, replace_file
 from einmpi.files.datasets import Dataset
-from einmpi.files.formats import find, format_with_suffix, known_format, split_short_form, suffix_of
+from einmpi.files.formats import (
+    find,
+    find_sparse,
+    format_with_suffix,
+    known_format,
+    split_short_form,
+    suffix_of,
+)
 from einmpi.files.reading import describe
 from einmpi.files.specs import InputSpec
 from einmpi.graph.scalar import MAX_EXTENT
@@ -78,25 +85,29 @@ def job_of_file(job_file: str, data_file: str, title: str) -> tuple[NewJob, list
     job = NewJob(title, [])
     statements: list[tuple[str, Sequence[str]]] = []
     skipped = []
-    for name in names:
+    for name in _with_sparse_tensors(data_file, names, place):
+        spec = InputSpec("", file=data_file, inside=name, place=place)
         try:
-            found = find(InputSpec("", file=data_file, inside=name, place=place))
+            found = find_sparse(spec) or find(spec)
         except InputError as error:
             skipped.append(on_one_line(f"skipped: {error}"))
             continue
         path = name or os.path.splitext(os.path.basename(data_file))[0]
         own_name = path.rpartition("/")[2]
-        if found.dimensions == (own_name,):
+        dimensions = found.dimensions if isinstance(found, Dataset) else ()
+        if dimensions == (own_name,):
             path += "_values"  # of a coordinate: its own name is that of the dimension
-        elif own_name in found.dimensions:
+        elif own_name in dimensions:
             path = "_".join(path.split("/")[-2:])  # of a vector: E_x along x, y and z
         tensor = _tensor_name(path, job.inputs)
         job.inputs[tensor] = tensor_in_file(path_in_job, name)
         job.notes[tensor] = f"{found.dtype.name} {show_shape(found.shape)}"
-        if found.packing:
+        if not isinstance(found, Dataset):
+            job.notes[tensor] += ", sparse"
+        elif found.packing:
             job.notes[tensor] += f", read as stored: {found.packing}"
         if len(statements) < MOST_STATEMENTS:
-            statements.append((tensor, _labels_for(found)))
+            statements.append((tensor, _labels_for(dimensions, len(found.shape))))
     if not statements:
         raise InputError(place, "it has no tensor that can be an input", "a file with tensors")
     job.program = [_sum_of(tensor, labels, job.inputs) for tensor, labels in statements]
@@ -119,12 +130,22 @@ def _tensor_name(path: str, taken: dict[str, str]) -> str:
     return f"{name}_{number}"
 
 
-def _labels_for(found: Dataset) -> Sequence[str]:
+def _with_sparse_tensors(data_file: str, names: Sequence[str], place: str) -> list[str]:
+    """Return the names of tensors with those of sparse ones in place of their parts."""
+    found: dict[str, str] = {}  # the folder of a name → that folder, or nothing if it is no tensor
+    for folder in dict.fromkeys(name.rpartition("/")[0] or "/" for name in names if "/" in name):
+        try:
+            sparse = find_sparse(InputSpec("", file=data_file, inside=folder, place=place))
+        except InputError:
+            sparse = None
+        found[folder] = "" if sparse is None else folder
+    return [*dict.fromkeys(found.get(name.rpartition("/")[0] or "/") or name for name in names)]
+
+
+def _labels_for(names: Sequence[str], count: int) -> Sequence[str]:
     """Return labels for a tensor: the names of its dimensions, if they can be labels."""
-    names = found.dimensions
     if names and len({*names}) == len(names) and all(map(_can_be_label, names)):
         return names
-    count = len(found.shape)
     return _LABELS[:count] if count <= len(_LABELS) else [f"i{number}" for number in range(count)]
 
 

@@ -41,6 +41,7 @@ RANKS_FLAGS = "-n -np --ranks"
 PING_SECONDS = 30.0
 CALIBRATION_SECONDS = 5.0
 NEW_TOKENS = 64
+_PROMPTS = "prompt prompts prompt_file chat"  # options of `llama` that tokens are generated for
 
 _RUNNING = ("run", "verify", "sbatch")
 _WITH_PLAN = (*_RUNNING, "plan", "simulate")
@@ -402,6 +403,15 @@ OPTIONS = (
             "model", "the folder of a model; or 7B, 13B, 30B, 65B, to plan or with --random", "DIR"
         ),
         Option("--prompt", "the text to continue; several may be given", "TEXT", is_list=True),
+        Option(
+            "--prompt-file",
+            "prompts of a file: a text, or .jsonl with a prompt or messages on each line",
+            "FILE",
+        ),
+        Option("--chat", "each prompt is a question; without one, those you type", is_switch=True),
+        Option(
+            "--system", "what the model is told before the first question", "TEXT", needs="chat"
+        ),
         Option("--prompts", "tokens [batch, position] instead of text", "FILE.h5:/PATH"),
         Option(
             "--lengths",
@@ -414,6 +424,11 @@ OPTIONS = (
             "--dtype",
             "dtype to compute in; that of the files by default",
             suggestions=CONVERTIBLE_DTYPES,
+        ),
+        Option(
+            "--weights",
+            "quantise the matrices of linear layers while they are read",
+            choices=("int8", "int4"),
         ),
         Option(
             "--random",
@@ -488,29 +503,36 @@ OPTIONS = (
             "N",
             int,
             NEW_TOKENS,
-            needs="prompt prompts",
+            needs=_PROMPTS,
             without="logits hidden job",
         ),
         Option(
             "--temperature",
-            "0, the default, takes the likeliest token; higher is more varied",
+            "0 takes the likeliest token; higher is more varied; as the model says, or 0",
             "T",
             float,
-            0.0,
-            needs="prompt prompts",
+            needs=_PROMPTS,
+            without="logits hidden job",
+        ),
+        Option("--top-k", "choose among the K likeliest tokens; 0: among all", "K", int),
+        Option("--top-p", "among the likeliest that have probability P together", "P", float),
+        Option("--min-p", "among those at least P times as likely as the likeliest", "P", float),
+        Option("--seed", "another seed, another text; 0 by default", "N", int),
+        Option(
+            "--repetition-penalty",
+            "above 1, tokens that are in the text become less likely",
+            "R",
+            float,
+            needs=_PROMPTS,
             without="logits hidden job",
         ),
         Option(
-            "--top-k", "choose among the K likeliest tokens; 0, the default, among all", "K", int, 0
+            "--stop-text",
+            "end before this text; several may be given",
+            "TEXT",
+            is_list=True,
+            needs="prompt prompt_file chat",
         ),
-        Option(
-            "--top-p",
-            "among the likeliest that have probability P together; 1 by default",
-            "P",
-            float,
-            1.0,
-        ),
-        Option("--seed", "another seed, another text; 0 by default", "N", int, 0),
         Option("--bench", "measure prefills: seconds, words, operations", is_switch=True),
         Option(
             "--repeat",

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from einmpi.api import options_of, reference
+from einmpi.api.running import reference_of_changed
 from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.folder import CheckpointFolder, Saving, claim_folder
+from einmpi.checkpoint.folder import CheckpointFolder, Saving, claim_folder, identity
 from einmpi.checkpoint.resume import Checkpoints, LoopCheckpoints, prepare
 from einmpi.cli.job_options import (
     check_files,
@@ -42,7 +44,7 @@ from einmpi.planner.plan import Cost, Options, Plan
 from einmpi.process.environment import columns
 from einmpi.process.signals import activity_writer, clean_up_at_sigterm, collect_stop_requests
 from einmpi.process.startup import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses
-from einmpi.report.describe import compare_with
+from einmpi.report.describe import compare_with, with_other_last_digits
 from einmpi.report.metrics import metrics_text
 from einmpi.report.progress import row_notes, shown_progress
 from einmpi.report.record import Recorder, Timeline, write_trace
@@ -114,7 +116,10 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
             results[name] = array.gather(0)
 
     def compare() -> None:
-        different, text = compare_with(reference(report.job), results)
+        def of_rounded() -> Mapping[str, Any]:
+            return reference_of_changed(report.job, change=with_other_last_digits)
+
+        different, text = compare_with(reference(report.job), results, of_rounded)
         without_files = replace(report, job=replace(report.job, outputs=()))
         print_or_write(options, f"{without_files}\n{text}", report.as_json())
         if different:
@@ -160,7 +165,11 @@ def run_job(
                 claim,
             )
         run_claimed = _run_schedule if job.loop is None else run_loops
-        read = read_job_over_stored(comm, job, options.checkpoint)
+        read = read_job_over_stored(comm, job)
+        if saving is not None and read.stored is not None:
+            sparse = read.identity(comm.size)
+            parts = together(comm, lambda: {**sparse, **identity(job)})
+            saving = replace(saving, identity=parts)
         finished = run_claimed(read, options, comm, outputs_claim, saving)
         finished = replace(finished, outputs=read.results(finished.outputs))
         report = stored_report(job, finished, comm, outputs_claim, start)

@@ -230,6 +230,11 @@ MARGIN = 2  # a job is killed at its time limit: request twice the prediction
 OPERATIONS_PER_SECOND = {"numpy": 10**9, "cupy": 10**12}
 BYTES_PER_SECOND = 10**8
 _SPEED = f"{BYTES_PER_SECOND // 10**6} MB/s"
+# Each rank gets all of the sparse inputs and sorts them, before their plan begins: bytes for keys
+# and orders, and seconds, for each stored element; and how often it holds the values.
+PATTERN_BYTES = 80
+PATTERN_SECONDS = 5e-6
+PATTERN_COPIES = 3
 
 
 @dataclass(frozen=True)
@@ -245,12 +250,17 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     """Estimate memory and time of a run with this many threads per rank."""
     ranks_per_node = plan.ranks // plan.nodes
     peak = _peak(plan, backend)
-    memory_mib = ceil(ranks_per_node * (peak + OVERHEAD_BYTES) / MIB)
+    sparse_bytes, sparse_seconds = _for_patterns(plan)
+    memory_mib = ceil(ranks_per_node * (peak + OVERHEAD_BYTES + sparse_bytes) / MIB)
+    sparse_text = f"{show_bytes(sparse_bytes)} to read sparse inputs and " if sparse_bytes else ""
     memory_text = (
-        f"Memory: {ranks_per_node} × {show_bytes(peak)} for the tensors of a rank, "
-        f"by the plan, each plus {OVERHEAD_BYTES // MIB} MiB for Python, MPI, kernels and files."
+        f"Memory: {ranks_per_node} × {show_bytes(peak)} for the tensors of a rank, by the plan, "
+        f"each plus {sparse_text}{OVERHEAD_BYTES // MIB} MiB for Python, MPI, kernels and files."
     )
     run_seconds, time_text = _run_seconds(plan, backend, threads)
+    if sparse_seconds:
+        time_text.append(f"sparse inputs sorted on each rank: {_show(sparse_seconds)};")
+        run_seconds += sparse_seconds
     file_seconds = _bytes_of_files(plan) / (plan.nodes * BYTES_PER_SECOND)
     time_text.append(
         f"inputs and outputs at {_SPEED} per node: {_show(file_seconds)}; "
@@ -270,6 +280,22 @@ def _peak(plan: Plan, backend: str) -> int:
                 ahead.append(each.loop.batches.bytes_ahead)
         peak += max(ahead)
     return peak
+
+
+def _for_patterns(plan: Plan) -> tuple[int, float]:
+    """Return the bytes and the seconds that a rank needs to read and sort sparse inputs."""
+    found = {}
+    for each in plan.loops or (plan,):
+        for vertex in each.graph.inputs:
+            if vertex.stored is not None:
+                found[vertex.name] = vertex
+    nbytes = 0
+    seconds = 0.0
+    for vertex in found.values():
+        assert vertex.stored is not None
+        nbytes += PATTERN_COPIES * vertex.nbytes + PATTERN_BYTES * vertex.stored.elements
+        seconds += PATTERN_SECONDS * vertex.stored.elements
+    return nbytes, seconds
 
 
 def _bytes_of_files(plan: Plan) -> int:

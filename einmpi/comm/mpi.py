@@ -116,6 +116,8 @@ MOST_BYTES = 2**30
 # A gather in a small group, of few bytes in all, takes longer by MPI's own than message by message.
 MOST_RANKS_OF_DIRECT_GATHER = 8
 MOST_BYTES_OF_DIRECT_GATHER = 2**16
+# So few bytes go to all others along a tree, in MPICH and in Open MPI.
+MOST_BYTES_OF_BROADCAST = 2**11
 # With more ranks than cores, a waiting rank first yields its core this often, then sleeps.
 _YIELDS = 200
 
@@ -170,6 +172,16 @@ def is_gathered_directly(group: Group, nbytes: int) -> bool:
     return len(group) <= MOST_RANKS_OF_DIRECT_GATHER and nbytes <= MOST_BYTES_OF_DIRECT_GATHER
 
 
+def broadcasting_member(sizes: Sequence[int] | Array) -> int | None:
+    """Return the only member of a group with a piece, if that is a small one; else None.
+
+    A gather would also send messages without elements, so that all wait for all others.
+    """
+    members = np.flatnonzero(sizes)
+    is_small = len(members) == 1 and sizes[members[0]] <= MOST_BYTES_OF_BROADCAST
+    return int(members[0]) if is_small else None
+
+
 class _FreedCommunicator:
     """Stands for a communicator that was freed: all its uses are the same error on all ranks."""
 
@@ -222,17 +234,36 @@ class MpiComm(MessageComm):
 
     # ---- payload ---------------------------------------------------------------------------------
 
-    def _gather_large(self, group: Group, buffer: Array, counts: Counts) -> None:
-        count_received(self, allgatherv_bytes(self, group, buffer, counts))
-        comm = None
-        if len(group) > 2 and buffer.nbytes <= MOST_BYTES:
+    def _prepare_large_gather(
+        self, group: Group, buffer: Array, counts: Counts
+    ) -> Callable[[], None]:
+        received = allgatherv_bytes(self, group, buffer, counts)
+        if len(group) <= 2 or buffer.nbytes > MOST_BYTES:
+            return partial(self._gather_in_a_ring, group, buffer, counts, received)
+        byte_counts = [int(count) * buffer.dtype.itemsize for count in counts]
+        root = broadcasting_member(byte_counts)
+        everything = buffer.view(np.uint8)
+
+        def gather() -> None:
             comm = self._communicator_of(group)
-        if comm is not None:
-            byte_counts = [int(count) * buffer.dtype.itemsize for count in counts]
-            target = [buffer.view(np.uint8), byte_counts, self._mpi.BYTE]
-            self._wait([comm.Iallgatherv(self._mpi.IN_PLACE, target)])
-            return
-        # Around a ring: each piece passes each link once, wherever the ranks are.
+            if comm is None:
+                self._gather_in_a_ring(group, buffer, counts, received)
+                return
+            count_received(self, received)
+            if root is not None:
+                request = comm.Ibcast([everything, buffer.nbytes, self._mpi.BYTE], root)
+            else:
+                target = [everything, byte_counts, self._mpi.BYTE]
+                request = comm.Iallgatherv(self._mpi.IN_PLACE, target)
+            self._wait([request])
+
+        return gather
+
+    def _gather_in_a_ring(
+        self, group: Group, buffer: Array, counts: Counts, received: Received
+    ) -> None:
+        """Send each piece over each link once, wherever the ranks are."""
+        count_received(self, received)
         pieces = pieces_of(buffer, counts)
         place = group.index(self.rank)
         preceding = group[place - 1]
@@ -283,7 +314,7 @@ class MpiComm(MessageComm):
     def prepare_allgatherv(self, group: Group, buffer: Array, counts: Counts) -> Callable[[], None]:
         if is_gathered_directly(group, buffer.nbytes):
             return super().prepare_allgatherv(group, buffer, counts)
-        return partial(self._gather_large, group, buffer, counts)
+        return self._prepare_large_gather(group, buffer, counts)
 
     def prepare_exchange(
         self, call: str, receives: Messages, sends: Messages, received: Received

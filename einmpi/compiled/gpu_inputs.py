@@ -127,7 +127,7 @@ class DeviceInputs:
         return self.inputs.takes_messages(step)
 
     def block(self, step: Load, comm: Comm) -> DeviceArray:
-        given = self.inputs.given.get(step.tensor)
+        given = self.inputs.given.get(step.tensor) if step.numbers is None else None
         if is_device_array(given):
             block = self.backend.region_of(given, step.region, step.slot.shape)
             return block.copy() if step.overwritten else block

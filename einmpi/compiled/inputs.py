@@ -18,6 +18,7 @@ from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading, fill_box
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
+from einmpi.kernels.fixed_lists import fix
 from einmpi.kernels.prepared import address_of, stored_as
 from einmpi.runtime.backend import NOTHING_SHARED
 from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
@@ -25,11 +26,11 @@ from einmpi.runtime.sharing.inputs import SharedInput
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, locate, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, numbered
+from einmpi.schedule.steps import Load, Numbers, numbered
 
 Array: TypeAlias = npt.NDArray[Any]
 # The blocks of inputs, by the name and the layout: all ranks have loaded the same ones.
-Blocks: TypeAlias = dict[tuple[str, Layout], Array]
+Blocks: TypeAlias = dict[tuple[str, Layout | Numbers], Array]
 
 
 class _KnownView(NamedTuple):
@@ -76,7 +77,7 @@ class Inputs:
         self.keep = keep
         self.changing = changing
         self.given_stay = given_stay
-        self.on_device: dict[tuple[str, Layout], OnDevice] = {}
+        self.on_device: dict[tuple[str, Layout | Numbers], OnDevice] = {}
         self.overwritable: set[str] = set()
         self.sharing = NOTHING_SHARED  # what ranks share in the run that is under way
         self.views: dict[str, _KnownView] = {}  # of given arrays, by the input
@@ -119,6 +120,10 @@ class Inputs:
         All ranks of the layout call it.
         """
         self.sharing.ranks_sharing.pop(step.slot.name, None)
+        if step.numbers is not None:
+            values = step.numbers.values
+            fix(values)
+            return self.resident.setdefault(resident_key(self.job, step), values)
         if step.overwritten:
             return self.own_block(step, comm)
         given = self.given.get(step.tensor)
@@ -279,11 +284,13 @@ class Inputs:
                 fill_box(spec, bound, there, part if bound else part.reshape(()))
 
 
-def resident_key(job: Job, step: Load) -> tuple[str, Layout]:
+def resident_key(job: Job, step: Load) -> tuple[str, Layout | Numbers]:
     """Return what the block of an input that stays loaded is known by, in all jobs that share it.
 
     A parameter may have another value in another job, so it is known by its value too.
     """
+    if step.numbers is not None:
+        return step.tensor, step.numbers
     if not step.slot.shape:
         for spec in job.inputs:
             if spec.name == step.tensor and spec.value is not None:

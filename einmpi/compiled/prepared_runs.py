@@ -19,10 +19,11 @@ from einmpi.compiled.given_inputs import is_array, kind_of, outline_of
 from einmpi.compiled.inputs import PrepareTaking, TakeBlock, resident_key
 from einmpi.compiled.planning import Residents
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.scalar import gathers_in
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.scalar import Arg
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
+from einmpi.kernels.fixed_lists import is_within
 from einmpi.planner.plan import Plan
 from einmpi.runtime.actions import InputSource, RankFailure
 from einmpi.runtime.host_memory import aligned_empty
@@ -113,7 +114,8 @@ def prepare_run(
     blocks = {}
     for _, step in numbered(schedule.steps, Load):
         given = inputs.get(step.tensor)
-        if step.tensor not in inputs and step.kept and not step.overwritten:
+        is_given = step.tensor in inputs and step.numbers is None
+        if not is_given and step.kept and not step.overwritten:
             key = resident_key(job, step)
             block = residents.blocks.get(key, program.backend.resident.get(key))
             if block is None:
@@ -173,7 +175,10 @@ class KnownCalls:
         Ranks ask each other once, with one small message. If they do not all know the same call,
         they check and compare everything.
         """
-        known = self.find_own(inputs)
+        return self.agreed(self.find_own(inputs))
+
+    def agreed(self, known: KnownCall | None) -> KnownCall | None:
+        """Return an earlier call that this rank knows, if all ranks know it. All of them ask."""
         if self.comm.size == 1:
             return known
         if not self.is_asking:
@@ -233,13 +238,29 @@ def _may_fail(graph: EinGraph) -> bool:
     """Return whether values of tensors could make a kernel fail."""
     for vertex in graph.computed:
         einsum = vertex.computed_einsum
-        is_gathered = any(map(gathers_in, einsum.operands))
         aggregation = None if einsum.aggregation is None else AGGREGATIONS[einsum.aggregation]
         may_be_undefined = aggregation is not None and aggregation.empty is None
-        is_special = einsum.segments or einsum.scan or einsum.pick
-        if is_gathered or may_be_undefined or is_special:
+        is_special = einsum.scan or einsum.pick
+        if may_be_undefined or is_special or not _are_indices_known(graph, vertex):
             return True
     return False
+
+
+def _are_indices_known(graph: EinGraph, vertex: Vertex) -> bool:
+    """Return whether the indices of all gathers are known, and in range; and those of scatters."""
+    segments = vertex.computed_einsum.segments
+    for index in segments.indices if segments else ():
+        if not isinstance(index, Arg) or graph[vertex.inputs[index.position]].known is None:
+            return False
+    for name, entries in zip(vertex.inputs, vertex.computed_einsum.operands, strict=True):
+        for entry, extent in zip(entries, graph[name].bound, strict=True):
+            if isinstance(entry, Arg):
+                known = graph[vertex.inputs[entry.position]].known
+                if known is None or not is_within(known.values, extent):
+                    return False
+            elif not isinstance(entry, str):
+                return False
+    return True
 
 
 def take_donated(

@@ -40,6 +40,7 @@ from einmpi.compiled.prepared_runs import (
 )
 from einmpi.compiled.running import Measured, Runner, Workplace, workplace_of
 from einmpi.compiled.sparse import (
+    SparseCall,
     StoredJob,
     has_sparse,
     pattern_digest,
@@ -263,6 +264,8 @@ class Compiled:
         self.results = Results(job, comm, self.work, self.files, bool(options.carry))
         self.measured: Measured | None = None  # in the last call
         self.of_patterns: dict[str, tuple[StoredJob, Compiled]] = {}  # of sparse inputs
+        self.last_sparse: SparseCall | None = None
+        self.sparse_repetition = 1  # how often a job over stored elements is run, about
 
     def __repr__(self) -> str:
         plans = counted(len(self.ready), "plan")
@@ -304,6 +307,10 @@ class Compiled:
         elif tensors:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
+        if self.last_sparse is not None:
+            known_sparse, used = self.last_sparse.find(inputs)
+            if known_sparse is not None:
+                return self._call_stored(self.last_sparse, known_sparse, used)
         inputs = as_plain_arrays(inputs)
         if self.reads_sparse:
             inputs = with_sparse_inputs(self.comm, self.job, inputs)
@@ -315,7 +322,7 @@ class Compiled:
     def _call_sparse(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Do a call with sparse inputs: by a job over what is stored, one for each pattern."""
         given = with_coordinates(self.comm, self.job, inputs)
-        key = together(self.comm, lambda: pattern_digest(given), str)
+        key = pattern_digest(given)
         known = self.of_patterns.get(key)
         if known is None:
             stored = stored_job(self.comm, self.job, given)
@@ -323,13 +330,23 @@ class Compiled:
                 options_of(stored.job), carry=self.options.carry, donate=self.options.donate
             )
             known = stored, Compiled(stored.job, self.comm, options)
+            known[1].backend.repetition = max(self.backend.repetition, self.sparse_repetition)
             if len(self.of_patterns) >= MOST_PATTERNS:
                 self.of_patterns.clear()
             self.of_patterns[key] = known
         stored, compiled = known
-        outputs = compiled(stored.inputs(given))
-        self.measured = compiled.measured
-        return stored.results(outputs)
+        used = stored.inputs(given)
+        call = SparseCall(stored, compiled, inputs, given, used)
+        self.last_sparse = None if self.options.donate else call
+        return self._call_stored(call, compiled.known_calls.find(used), used)
+
+    def _call_stored(
+        self, call: SparseCall, known: KnownCall | None, inputs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Do a call of a job over what is stored, given the earlier one that all ranks know."""
+        outputs = call.compiled.call_as_known(known, inputs)
+        self.measured = call.compiled.measured
+        return call.stored.results(outputs)
 
     def call_as_known(
         self, known: KnownCall | None, inputs: Mapping[str, Any]

@@ -121,6 +121,13 @@ def make_draft(draft: str, target: str, skipped: Iterable[tuple[int, int]] | Non
             os.ftruncate(file.fileno(), size)
 
 
+def check_room(draft: str, nbytes: int) -> None:
+    """Raise an OSError if the disk has no room for so many bytes more of a draft."""
+    disk = os.statvfs(draft)
+    if nbytes > disk.f_bavail * disk.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _copy(source: int, target: int, start: int, stop: int) -> None:
     """Copy a range of bytes to the same place in another file."""
     while start < stop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
@@ -19,7 +19,10 @@ from einmpi.files.atomic import make_draft
 from einmpi.files.datasets import (
     Dataset,
     FileIdentity,
+    RawReader,
+    Reader,
     SourceFile,
+    StackReader,
     check_file,
     identity_from,
     is_inside,
@@ -97,7 +100,7 @@ def lay_out_npy(
 Header: TypeAlias = dict[str, dict[str, Any]]
 
 # The dtypes of the format that einmpi has too, as numpy writes them.
-_DTYPES = {
+SAFETENSORS_DTYPES = {
     "F16": "<f2",
     "F32": "<f4",
     "F64": "<f8",
@@ -115,11 +118,17 @@ _DTYPES = {
 }
 _MOST_HEADER_BYTES = 100 * 10**6  # the limit that the format sets
 _LENGTH_BYTES = 8
+_MOST_NAMES = 10**6
 
 
-def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
-    """Look up a tensor in the header of a file."""
+def find_safetensors(
+    file: str, tensor: str, place: str, dtypes: Mapping[str, str] = SAFETENSORS_DTYPES
+) -> Dataset:
+    """Look up a tensor in the header of a file, or all whose names have a number for a `*`."""
     where = place or file
+    if "*" in tensor:
+        names = list_tensors(file, place, _MOST_NAMES)
+        return _stacked(find_safetensors, names, file, tensor, place)
     check_file(file, place, "a safetensors file")
     try:
         identity = identity_from(os.stat(file))
@@ -132,13 +141,13 @@ def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
     if entry is None:
         expected = nearest_of(sorted(header), tensor)
         raise InputError(where, f"there is no tensor {tensor} in {file}", expected)
-    if code not in _DTYPES:
+    if code not in dtypes:
         raise InputError(
             where,
             f"{tensor} in {file} is {code:.20}, which is not supported",
             one_of(tuple(DTYPES)),
         )
-    stored = _DTYPES[code]
+    stored = dtypes[code]
     if last - first != prod(shape) * np.dtype(stored).itemsize:
         raise InputError(
             where,
@@ -157,6 +166,42 @@ def list_tensors(file: str, place: str, most: int) -> list[str]:
     except (ValueError, OSError, RecursionError) as error:
         raise _not_safetensors(file, place, error) from None
     return sorted(header)[:most]
+
+
+def _stacked(
+    find: Callable[[str, str, str], Dataset],
+    names: Collection[str],
+    file: str,
+    pattern: str,
+    place: str,
+) -> Dataset:
+    """Return the tensors whose names have 0, 1, 2, … for the `*`, stacked along a new dimension."""
+    known = frozenset(names)
+    members: list[Dataset] = []
+    while (name := pattern.replace("*", str(len(members)), 1)) in known:
+        members.append(find(file, name, place))
+        kind = members[-1].shape, members[-1].stored
+        if kind != (members[0].shape, members[0].stored):
+            what = f"{name} in {file} has another shape or dtype than {members[0].name}"
+            raise InputError(place or file, what, "tensors that can be stacked")
+    if not members:
+        expected = nearest_of(sorted(known), name)
+        raise InputError(place or file, f"there is no tensor {name} in {file}", expected)
+    headers = sha256("".join(member.header for member in members).encode())
+    return replace(
+        members[0],
+        name=pattern,
+        shape=(len(members), *members[0].shape),
+        offset=None,
+        sources=tuple(dict.fromkeys(source for each in members for source in each.sources)),
+        header=headers.hexdigest(),
+        members=tuple(members),
+    )
+
+
+def open_tensor(dataset: Dataset) -> Reader:
+    """Open a tensor, or several that are stacked."""
+    return StackReader(dataset) if dataset.members else RawReader(dataset)
 
 
 def _not_safetensors(file: str, place: str, error: Exception) -> InputError:
@@ -214,9 +259,11 @@ _MOST_INDEX_BYTES = 100 * 10**6  # as for the header of a safetensors file
 
 
 def find_indexed(file: str, tensor: str, place: str) -> Dataset:
-    """Look up a tensor in the file that the index names for it."""
+    """Look up a tensor in the file that the index names for it, or all with a number for a `*`."""
     where = place or file
     index_identity, weight_map = _read_index(file, place)
+    if "*" in tensor:
+        return _stacked(find_indexed, weight_map, file, tensor, place)
     shard = weight_map.get(tensor)
     if shard is None:
         expected = nearest_of(sorted(weight_map), tensor)

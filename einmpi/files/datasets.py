@@ -95,6 +95,7 @@ class Dataset:
     decoded: int = 0  # bytes that it takes to decode a chunk; 0 if it can be read in parts
     dimensions: tuple[str, ...] = ()  # their names, if the file has some
     packing: str = ""  # how netCDF readers compute values from the elements, in words
+    members: tuple[Dataset, ...] = ()  # that are stacked along the first dimension
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -333,6 +334,27 @@ class RawReader:
                 )
             remaining = remaining[count:]
             offset += count
+
+
+class StackReader:
+    """Reads tensors that are one after another along the first dimension, each from its file."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.members = dataset.members
+
+    def close(self) -> None:
+        pass
+
+    def read(self, there: Box, target: Array, here: Box) -> None:
+        """Read a box, with dimensions in the file's order, into a box of the target."""
+        place: Any = (*here, ...)
+        numbers = range(len(self.members))[there[0]]
+        for part, number in zip(target[place], numbers, strict=True):
+            reader = RawReader(self.members[number])
+            try:
+                reader.read(there[1:], part, (slice(None),) * part.ndim)
+            finally:
+                reader.close()
 
 
 # ---- files that stay as they are ----------------------------------------------------------------

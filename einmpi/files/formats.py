@@ -18,7 +18,6 @@ from einmpi.files.contiguous import (
     SUFFIX,
     find_indexed,
     find_npy,
-    find_safetensors,
     lay_out_npy,
     list_indexed,
     list_tensors,
@@ -38,6 +37,7 @@ from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.hdf5.sparse_groups import find_group
 from einmpi.files.journal import finish_before_reading
+from einmpi.files.quantised import find_weight, open_weight
 from einmpi.files.sparse.found import SparseFile, sparse_of_keys
 from einmpi.files.sparse.npz import NpzReader, find_npz
 from einmpi.files.sparse.text import find_matrix_market, find_tns, lay_out_text
@@ -350,7 +350,7 @@ def open_reader(dataset: Dataset) -> Reader:
 
 HDF5 = FileFormat(
     name="HDF5",
-    suffixes=(".h5", ".hdf5", ".he5", ".nc", ".nc4"),
+    suffixes=(".h5", ".hdf5", ".he5", ".nc", ".nc4", ".h5ad"),
     key="dataset",
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,
@@ -374,8 +374,9 @@ SAFETENSORS = FileFormat(
     suffixes=(".safetensors",),
     key="tensor",
     documentation="named tensors, such as the weights of a model",
-    find=find_safetensors,
+    find=find_weight,
     list_names=list_tensors,
+    open_reader=open_weight,
 )
 SAFETENSORS_INDEX = FileFormat(
     name="safetensors index",

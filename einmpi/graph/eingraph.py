@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import Type
@@ -44,6 +45,38 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
+class Known:
+    """The elements of an input that are known before anything is planned.
+
+    Such are the keys of what a sparse tensor stores: they say what ranks have to fetch. Equal
+    arrays have equal digests, by which they are compared.
+    """
+
+    values: npt.NDArray[Any] = field(compare=False, repr=False)
+    digest: str
+
+
+class Stored(NamedTuple):
+    """What a tensor holds of a sparse one, of which it has the stored elements or tiles."""
+
+    elements: int
+    places: int  # that the sparse tensor has for them
+    largest: int | None  # block of elements in the same rows; None: they are not kept together
+    is_assumed: bool = False  # nobody has looked at the keys yet: they may be anywhere
+
+
+class Aligned(NamedTuple):
+    """An aggregated and a scattered label of a vertex that ranks cut alike.
+
+    On the mesh that is planned for, values of a block go to places in the block with the same
+    number.
+    """
+
+    aggregated: str
+    scattered: str
+
+
+@dataclass(frozen=True)
 class Vertex:
     """The paper's triple (bound, EinSum, inputs), with a name and a dtype.
 
@@ -65,6 +98,9 @@ class Vertex:
     # is not known, all of them.
     changed: int | None = field(default=None, compare=False)
     recurrence: Recurrence | None = None  # whose steps compute it; None: it is computed once
+    known: Known | None = None  # of an input, if its elements are known
+    aligned: tuple[Aligned, ...] = ()
+    stored: Stored | None = field(default=None, compare=False)
 
     @property
     def steps(self) -> int:
@@ -86,6 +122,20 @@ class Vertex:
     def is_input(self) -> bool:
         """Whether the tensor is given rather than computed."""
         return self.einsum is None
+
+    @cached_property
+    def dimension_made(self) -> Mapping[str, int]:
+        """The labels that cut a dimension of the result, and this dimension."""
+        found = dict(self.computed_einsum.output_dimensions)
+        for each in self.aligned:
+            found[each.aggregated] = found[each.scattered]
+        return found
+
+    @cached_property
+    def partial_labels(self) -> tuple[str, ...]:
+        """The labels of which ranks that share them make partial results."""
+        aggregated = self.computed_einsum.aggregated
+        return tuple(label for label in aggregated if label not in self.dimension_made)
 
     @property
     def computed_einsum(self) -> EinSum:

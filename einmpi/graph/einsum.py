@@ -157,7 +157,7 @@ class EinSum:
         """Whether nothing is aggregated."""
         return not self.aggregated
 
-    @property
+    @cached_property
     def is_gathering(self) -> bool:
         """Whether a tensor is an index, and so may be out of range."""
         for index in self.operands:

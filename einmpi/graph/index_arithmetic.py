@@ -38,7 +38,7 @@ def interval_of(entry: Scalar, labels: Mapping[str, Interval]) -> Interval | Non
         arguments.append(found)
     if entry.op in ("//", "%") and not isinstance(entry.args[1], Const):
         return None
-    reached = _interval_of_call(entry.op, arguments)
+    reached = interval_of_call(entry.op, arguments)
     if reached is None or max(-reached[0], reached[1]) >= LARGEST_INDEX:
         return None
     return reached
@@ -61,7 +61,7 @@ def intervals_of(entry: Scalar, labels: Mapping[str, Interval]) -> tuple[Interva
     return None if found is None else (found,)
 
 
-def _interval_of_call(op: str, arguments: list[Interval]) -> Interval | None:
+def interval_of_call(op: str, arguments: list[Interval]) -> Interval | None:
     low, high = arguments[0]
     if op == "neg":
         return -high, -low
@@ -139,23 +139,20 @@ def affine_of(entry: str | Scalar) -> Affine | None:
         return Affine(entry.value, ()) if type(entry.value) is int else None
     if not isinstance(entry, Call):
         return None
-    arguments: list[Affine] = []
-    for argument in entry.args:
-        found = affine_of(argument)
-        if found is None:
-            return None
-        arguments.append(found)
-    first = arguments[0]
-    if entry.op == "neg":
-        return _scaled(first, -1)
-    if entry.op == "+":
-        return _added(first, arguments[1])
-    if entry.op == "-":
-        return _added(first, _scaled(arguments[1], -1))
-    if entry.op == "*" and not arguments[1].terms:
-        return _scaled(first, arguments[1].constant)
-    if entry.op == "*" and not first.terms:
-        return _scaled(arguments[1], first.constant)
+    return affine_of_call(entry.op, [affine_of(argument) for argument in entry.args])
+
+
+def affine_of_call(op: str, arguments: Sequence[Affine | None]) -> Affine | None:
+    """Return an operation on affine functions as one; None if it is not one."""
+    match op, arguments:
+        case "neg", [Affine() as one]:
+            return _scaled(one, -1)
+        case "+", [Affine() as one, Affine() as other]:
+            return _added(one, other)
+        case "-", [Affine() as one, Affine() as other]:
+            return _added(one, _scaled(other, -1))
+        case "*", ([Affine() as one, Affine(factor, ())] | [Affine(factor, ()), Affine() as one]):
+            return _scaled(one, factor)
     return None
 
 

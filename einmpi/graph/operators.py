@@ -55,6 +55,22 @@ register_operation(
 )
 register_operation(
     Operation(
+        name="^",
+        arity=2,
+        documentation="exclusive or; bitwise on integers",
+        function=np.bitwise_xor,
+        dtypes=as_ufunc(np.bitwise_xor),
+        takes_complex=False,
+        symbol="^",
+        precedence=4,
+        cpu={"b": "{0} != {1}", "": "{0} ^ {1}"},
+        cuda="bit_xor({0}, {1})",
+        is_flat=True,
+        is_reproducible=True,
+    )
+)
+register_operation(
+    Operation(
         name="&",
         arity=2,
         documentation="and; bitwise on integers",
@@ -62,12 +78,55 @@ register_operation(
         dtypes=as_ufunc(np.bitwise_and),
         takes_complex=False,
         symbol="&",
-        precedence=4,
+        precedence=5,
         cpu={"": "{0} & {1}"},
         cuda="bit_and({0}, {1})",
         is_flat=True,
         is_reproducible=True,
     )
+)
+
+
+def _shift(name: str, ufunc: np.ufunc, cpu: dict[str, str], cuda: str, documentation: str) -> None:
+    """Add a shift. A count outside of 0 to the bits of the dtype shifts everything out."""
+    register_operation(
+        Operation(
+            name=name,
+            arity=2,
+            documentation=documentation,
+            function=ufunc,
+            dtypes=as_ufunc(ufunc),
+            takes_complex=False,
+            symbol=name,
+            precedence=6,
+            cpu=cpu,
+            cuda=f"{cuda}({{0}}, {{1}})",
+            is_flat=True,
+            is_reproducible=True,
+        )
+    )
+
+
+# Compiled loops shift in 64 bits and keep the last ones, so only counts from 64 on are special.
+_UNSIGNED = (
+    "{n}c = uint64({1}); pick({n}c < uint64(64), uint64({0}) %s ({n}c & uint64(63)), uint64(0))"
+)
+_shift(
+    "<<",
+    np.left_shift,
+    {"i": _UNSIGNED % "<<"},
+    "shift_left",
+    "bits shifted to the left; 0 for a count that is negative or too large",
+)
+_shift(
+    ">>",
+    np.right_shift,
+    {
+        "i": "{n}c = uint64({1}); int64({0}) >> pick({n}c < uint64(64), {n}c, uint64(63))",
+        "u": _UNSIGNED % ">>",
+    },
+    "shift_right",
+    "bits shifted to the right; 0 or −1 for a count that is negative or too large",
 )
 register_operation(
     Operation(
@@ -77,7 +136,7 @@ register_operation(
         function=np.add,
         dtypes=as_ufunc(np.add),
         symbol="+",
-        precedence=5,
+        precedence=7,
         cpu={"b": "{0} | {1}", "": "{0} + {1}"},
         cuda="add({0}, {1})",
         derivative=derivatives.of_sum,
@@ -92,7 +151,7 @@ register_operation(
         function=np.subtract,
         dtypes=as_ufunc(np.subtract),
         symbol="-",
-        precedence=5,
+        precedence=7,
         cpu={"": "{0} - {1}"},
         cuda="sub({0}, {1})",
         derivative=derivatives.of_difference,
@@ -107,7 +166,7 @@ register_operation(
         function=np.multiply,
         dtypes=as_ufunc(np.multiply),
         symbol="×",
-        precedence=6,
+        precedence=8,
         cpu={"b": "{0} & {1}", "": "{0} * {1}"},
         cuda="mul({0}, {1})",
         derivative=derivatives.of_product,
@@ -137,7 +196,7 @@ register_operation(
         function=np.true_divide,
         dtypes=as_ufunc(np.true_divide),
         symbol="/",
-        precedence=6,
+        precedence=8,
         cpu={"f": "{0} / {1}", "c": _SMITH},
         cuda="divide({0}, {1})",
         derivative=derivatives.of_quotient,
@@ -153,7 +212,7 @@ register_operation(
         dtypes=as_ufunc(np.floor_divide),
         takes_complex=False,
         symbol="//",
-        precedence=6,
+        precedence=8,
         cpu={
             # The processor may trap on x // -1.
             "i": (
@@ -188,7 +247,7 @@ register_operation(
         dtypes=as_ufunc(np.remainder),
         takes_complex=False,
         symbol="%",
-        precedence=6,
+        precedence=8,
         cpu={
             # The processor may trap on x % -1.
             "i": "{n}d = pick(({1} == 0) | ({1} == -1), {t}(1), {1}); {0} % {n}d",
@@ -211,7 +270,7 @@ register_operation(
         function=np.negative,
         dtypes=as_ufunc(np.negative),
         symbol="-",
-        precedence=7,
+        precedence=9,
         cpu={"u": "{t}(0) - {0}", "": "-{0}"},
         cuda="minus({0})",
         derivative=derivatives.of_negative,
@@ -227,7 +286,7 @@ register_operation(
         dtypes=as_ufunc(np.invert),
         takes_complex=False,
         symbol="~",
-        precedence=7,
+        precedence=9,
         cpu={"b": "not {0}", "i": "~{0}"},
         cuda="invert({0})",
         is_flat=True,
@@ -272,7 +331,7 @@ register_operation(
         function=_power,
         dtypes=as_ufunc(np.power),
         symbol="**",
-        precedence=8,
+        precedence=10,
         cpu={"f": "math.pow({0}, {1})"},
         cuda="power({0}, {1})",
         derivative=derivatives.of_power,

@@ -29,6 +29,7 @@ from einmpi.graph.scalar import (
     Names,
     Scalar,
     rebuild,
+    with_gathers,
 )
 
 ALLOWED = "reads of h[t-1,k], h[t-2,k] and so on, or of h[t+1,k] and so on, along one label t"
@@ -306,15 +307,12 @@ def at_index(
             return number
         if not isinstance(node, Element):
             return node
-        index: list[str | Scalar] = []
-        for entry in node.index:
-            if isinstance(entry, str):
-                index.append(number if entry == label else entry)
-            else:
-                index.append(rebuild(entry, leaf))
-        return read(node, tuple(index))
+        return read(node, with_gathers(node.index, inside, {label: number}))
 
-    return rebuild(expression, leaf)
+    def inside(part: Scalar) -> Scalar:
+        return rebuild(part, leaf)
+
+    return inside(expression)
 
 
 def vertex_at(group: Group, vertex: Vertex, index: int) -> tuple[EinSum, tuple[str, ...]]:

@@ -68,9 +68,16 @@ def gathers_in(index: IndexEntries) -> tuple[Scalar, ...]:
     return tuple(entry for entry in index if not isinstance(entry, str))
 
 
-def with_gathers(index: IndexEntries, change: Callable[[Scalar], Scalar]) -> IndexEntries:
-    """Return an index with its expressions changed; labels stay."""
-    return tuple(entry if isinstance(entry, str) else change(entry) for entry in index)
+def with_gathers(
+    index: IndexEntries,
+    change: Callable[[Scalar], Scalar],
+    entries: Mapping[str, str | Scalar] | None = None,
+) -> IndexEntries:
+    """Return an index with its expressions changed; labels stay, or become other `entries`."""
+    known = entries or {}
+    return tuple(
+        known.get(entry, entry) if isinstance(entry, str) else change(entry) for entry in index
+    )
 
 
 def children(node: Scalar) -> tuple[Scalar, ...]:
@@ -132,15 +139,14 @@ def relabel(node: Scalar, names: Mapping[str, str]) -> Scalar:
             return Index(names.get(part.label, part.label))
         if not isinstance(part, Element):
             return part
-        index: list[str | Scalar] = []
-        for entry in part.index:
-            if isinstance(entry, str):
-                index.append(names.get(entry, entry))
-            else:
-                index.append(relabel(entry, names))
-        return Element(part.tensor, tuple(index))
+        return Element(part.tensor, relabel_index(part.index, names))
 
     return rebuild(node, leaf)
+
+
+def relabel_index(index: IndexEntries, names: Mapping[str, str]) -> IndexEntries:
+    """Return an index with labels renamed; labels that `names` does not have stay."""
+    return with_gathers(index, lambda gather: relabel(gather, names), names)
 
 
 def is_plain(expression: Scalar) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from random import Random
 from typing import TypeAlias
 
@@ -48,6 +49,9 @@ def split(graph: EinGraph, strict: bool = False) -> EinGraph:
         else:
             known[vertex.name] = vertex
     return replace(graph, vertices=tuple(known.values()))
+
+
+MOST_STREAMED_ROWS = 16
 
 
 @dataclass
@@ -195,12 +199,29 @@ class ProductSplitter:
         all_labels = set(self.einsum.labels)
         if all(set(labels_of(factor)) == all_labels for factor in tensors):
             return False  # one pass over the operands does it all
+        if any(self.is_streamed(factor) for factor in tensors):
+            return False
         if constants or len(tensors) > 2:
             return True
         if not all(is_plain(factor) for factor in tensors):
             return True
         counts = _label_counts(self.einsum.aggregated, tensors)
         return 1 in counts.values()
+
+    def is_streamed(self, factor: Scalar) -> bool:
+        """Return whether a factor is computed from small integers, and few results need each.
+
+        Kernels read these and convert them on the way: the factor is larger than they are.
+        """
+        if is_plain(factor) or self.dtype.kind != "f":
+            return False
+        extent = self.einsum.extent
+        rows = prod(extent[label] for label in self.einsum.labels if label not in labels_of(factor))
+        if rows > MOST_STREAMED_ROWS:
+            return False
+        elements = [node for node in walk(factor) if isinstance(node, Element) and node.index]
+        dtypes = [np.dtype(self.type(node)) for node in elements]
+        return any(dtype.kind in "iu" and dtype.itemsize < self.dtype.itemsize for dtype in dtypes)
 
     def aggregate_single_labels(self, tensors: list[Scalar]) -> tuple[list[Scalar], list[str]]:
         """Aggregate a label that only one factor has before the product.

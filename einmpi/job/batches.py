@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from einmpi.errors import InputError, nearest_of, one_of
@@ -200,6 +200,10 @@ class Validation:
         Whether the values of the last step are results, or those of the best validation.
     goal : str
         Whether the best validation is that with the least first number, or with the greatest.
+    written : EinGraph or None
+        The program over what is stored of its sparse inputs, if it has others than the steps.
+    given : mapping of str to array
+        Inputs that are there already, as that graph needs them.
     """
 
     every: int
@@ -209,6 +213,8 @@ class Validation:
     patience: int | None = None
     keep: str = KEPT[0]
     goal: str = GOALS[0]
+    written: EinGraph | None = None
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -297,6 +303,10 @@ def _as_in_steps(where: str, spec: InputSpec, vertex: Vertex, is_batched: bool) 
     shape = whole_shape
     rows = None
     shown = show_shape(vertex.bound)
+    if is_batched and spec.key_dimensions:
+        raise InputError(
+            where, f"{spec.name} is sparse, and cannot come in batches", "a dense tensor"
+        )
     if is_batched and whole_shape:
         rows = whole_shape[0]
         shape = (vertex.bound[0], *whole_shape[1:])

@@ -84,6 +84,8 @@ class Job(Settings):
         and `loop` are then those of the first one.
     formats : mapping of str to str
         Tensors that are "dense", "sparse" or "like" another one, whatever follows from the program.
+    expected : tuple of InputSpec
+        The sparse tensors that the job was made with, which a plan assumes: how much they store.
     {settings}
 
     Raises
@@ -112,6 +114,7 @@ class Job(Settings):
     loop: Loop | None = None
     loops: tuple[Job, ...] = ()
     formats: Mapping[str, str] = field(default_factory=dict)
+    expected: tuple[InputSpec, ...] = ()
 
     @property
     def as_computed(self) -> EinGraph:

@@ -123,6 +123,8 @@ def read_job(
         if outputs or results is not None:
             names += [name for name in program.needed_by_loop() if name not in names]
         job = make_job(program, outputs, names or None, results)
+    written = [each.written for each in job.one_after_another()]
+    check_formats(document.place_of("formats"), job.formats, written)
     check_separate_histories(job.histories, job.inputs, job.outputs)
     return with_settings(job, {"half": SETTINGS["half"].read(document)})
 
@@ -189,7 +191,6 @@ def _job_maker(document: Entry, dtype: str) -> MakeJob:
             written=graphs.written,
             loop=None if loop is None else replace(loop, results=results),
         )
-        check_formats(document.place_of("formats"), formats, job.written)
         return with_settings(job, {"recompute": recompute})
 
     return make_job

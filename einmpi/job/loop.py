@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from einmpi.arguments import named_values
 from einmpi.errors import InputError, nearest_of
@@ -61,8 +61,9 @@ class Loop:
         outputs of the job.
     written_out : tuple of str
         The statements that training has added to the program.
-    state : tuple of str
-        What is carried for an optimiser. It is a result only if it is stored.
+    state : mapping of str to str
+        What is carried for an optimiser, and the parameter that has the same labels, or "". It is a
+        result only if it is stored.
     validation : Validation or None
         Numbers that are computed for other inputs, every so many steps.
     """
@@ -77,7 +78,7 @@ class Loop:
     batches: Batches | None = None
     results: tuple[str, ...] | None = None
     written_out: tuple[str, ...] = ()
-    state: tuple[str, ...] = ()
+    state: Mapping[str, str] = field(default_factory=dict)
     validation: Validation | None = None
 
     @property

@@ -311,7 +311,7 @@ class LoopTable:
             stop_at_nan=on_nan == "stop",
             batches=batches,
             written_out=self.written_out.shown,
-            state=tuple(state.name for state in self.written_out.state),
+            state={state.name: state.like for state in self.written_out.state},
         )
 
     def read_recompute(self, written: EinGraph) -> str | tuple[str, ...] | None:

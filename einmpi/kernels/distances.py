@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import EinSum, einsum_over, einsum_type, make_einsum, reopen
-from einmpi.graph.scalar import Arg, Call, Const, Element, Index, IndexEntries, Scalar, rebuild
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Const,
+    Element,
+    Index,
+    IndexEntries,
+    Scalar,
+    rebuild,
+    with_gathers,
+)
+from einmpi.kernels.prepared import PreparedCall
 
 # float16 would overflow, and integers are to be exact.
 DISTANCE_DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -241,20 +252,27 @@ def _with_label(body: Scalar, label: str, index: Scalar, place: Scalar) -> Scala
     def leaf(node: Scalar) -> Scalar:
         if isinstance(node, Index):
             return index if node.label == label else node
-        if not isinstance(node, Element):
-            return node
-        entries: list[str | Scalar] = []
-        for entry in node.index:
-            if isinstance(entry, str):
-                entries.append(place if entry == label else entry)
-            else:
-                entries.append(rebuild(entry, leaf))
-        return Element(node.tensor, tuple(entries))
+        if isinstance(node, Element):
+            return Element(node.tensor, with_gathers(node.index, inside, {label: place}))
+        return node
 
-    return rebuild(body, leaf)
+    def inside(part: Scalar) -> Scalar:
+        return rebuild(part, leaf)
+
+    return inside(body)
 
 
-def out_of_range(einsum: EinSum) -> IndexError:
-    """Return the error of an index that no rank has."""
-    assert einsum.picked_extent is not None
-    return IndexError(f"an index is out of range; expected 0 to {einsum.picked_extent - 1}")
+def picking(einsum: EinSum, gather: PreparedCall, numbers: Sequence[int]) -> PreparedCall:
+    """Return a pick as the gather that it is, of the operands with these numbers."""
+
+    def pick(operands: Sequence[Any], out: Any) -> None:
+        try:
+            gather([operands[number] for number in numbers], out)
+        except IndexError as error:
+            extent = einsum.picked_extent
+            if extent is None:
+                raise
+            what = f"an index is out of range; expected 0 to {extent - 1}"
+            raise IndexError(what) from error
+
+    return pick

@@ -120,7 +120,7 @@ def _view(
 MAX_PARTS = 128
 # Numpy and compiled loops give the same bits for these, except for complex and half precision.
 _EXACT_OPERATIONS = {"+", "-", "*", "/", "neg", "abs", "sqrt", "maximum", "minimum", "where"}
-_EXACT_OPERATIONS |= {"<", "<=", ">", ">=", "==", "!=", "&", "|", "~"}
+_EXACT_OPERATIONS |= {"<", "<=", ">", ">=", "==", "!=", "&", "|", "^", "~", "<<", ">>"}
 
 Positions: TypeAlias = dict[str, tuple[int, int]]  # the start and the stop of each label
 
@@ -150,7 +150,7 @@ def split_at_halos(step: Compute) -> tuple[HaloPart, ...] | None:
         return tuple(whole)
     if not einsum.is_elementwise or einsum.calls() < MIN_SPLIT_VALUES or einsum.is_gathering:
         return None
-    if not _is_exact(kernel) or any(len(runs) != 1 for _, _, runs in kernel.select):
+    if not is_exact(kernel) or any(len(runs) != 1 for _, _, runs in kernel.select):
         return None
     starts: dict[str, int] = {}  # the index of the first position of each label
     for label, runs in kernel.index:
@@ -327,7 +327,7 @@ def _source_of(block: HaloBlock, places: Sequence[Affine], positions: Positions)
     return None
 
 
-def _is_exact(kernel: Kernel) -> bool:
+def is_exact(kernel: Kernel) -> bool:
     """Return whether numpy and compiled loops give the same bits."""
     dtypes = [slot.dtype for slot in (*kernel.operands, kernel.target)]
     if any(DTYPES[dtype].kind == "c" or DTYPES[dtype].is_half for dtype in dtypes):

@@ -37,7 +37,7 @@ from einmpi.schedule.regions import Runs, intersect, length, one_run
 Array: TypeAlias = Any  # of any library
 LabelRuns: TypeAlias = tuple[tuple[str, Runs], ...]
 
-MIN_SPLIT_VALUES = 2**18  # with fewer, the calls would cost more than the conditions
+MIN_SPLIT_VALUES = 2**16  # with fewer, the calls would cost more than the conditions
 MAX_PARTS = 32
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _CLAMPS = {"minimum": "<=", "maximum": ">="}  # the comparison by which the first one is taken
@@ -105,7 +105,7 @@ def _parts(einsum: EinSum, index: LabelRuns, dtypes: tuple[str, ...]) -> tuple[P
         cut = _cut(runs[label], borders)
         if len(cut) > 1:
             pieces[label] = cut
-    if not pieces or prod(map(len, pieces.values())) > MAX_PARTS:
+    if prod(map(len, pieces.values())) > MAX_PARTS:
         return (_whole(einsum, index),)
     starts = {label: _starts(cut) for label, cut in pieces.items()}
     parts = []

@@ -22,6 +22,7 @@ INT64_MIN = -(2**63)
 COUNTER_STEP = 8  # the stride of a Counter, that of int64
 
 Range: TypeAlias = tuple[int, int]  # start and stop
+BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
 # With what other parameters than 0 a kernel of all places begins.
 INITIAL = {"lowest": INT64_MAX, "highest": INT64_MIN, "end_place": INT64_MAX}
 
@@ -35,6 +36,7 @@ class Access:
     dense: bool  # contiguous along the lanes
     gathers: tuple[Scalar, ...] = ()  # an index expression for each gathered dimension
     counts: bool = False  # a Counter: nothing is read
+    is_checked: bool = True  # the indices of gathers: they may be out of range
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,17 @@ class Nest:
     width: int  # lanes that are computed at a time
     # The operand with the places to which values go, if the output is scattered.
     place: int | None = None
+    # The operand with the first value of each segment, if the outermost loop goes over segments:
+    # the first aggregated loop then goes over the values of one. The next operand has their ends.
+    segments: int | None = None
+    has_short_segments: bool = False  # none is longer than BLOCK_STEPS
+    short_sum: int = 0  # how many lanes are aggregated, if that is part of the source
+    # Parameters that are part of the source, with their values.
+    constants: tuple[tuple[str, int], ...] = ()
+    # Of sums over few rows, how many values of each loop are written out, and whether no factor is
+    # taken out of a sum.
+    tiles: tuple[int, ...] = ()
+    is_strict: bool = False
 
     @property
     def lane(self) -> int:
@@ -108,8 +121,10 @@ class Nest:
             names.append(f"array{array}")
             names += [f"stride{array}_{loop}" for loop in access.loops]
             for number in range(len(access.gathers)):
-                for role in ("gather_stride", "gather_extent", "lowest", "highest"):
-                    names.append(f"{role}{array}_{number}")
+                names.append(f"gather_stride{array}_{number}")
+                if access.is_checked:
+                    for role in ("gather_extent", "lowest", "highest"):
+                        names.append(f"{role}{array}_{number}")
         if self.place is not None:
             names += ["first_place", "end_place"]
         return names
@@ -179,6 +194,21 @@ def outer_and_inner(axes: Iterable[Axis]) -> tuple[list[Axis], list[Axis]]:
         else:
             outer.append(axis)
     return outer, inner
+
+
+def densest(axes: Iterable[Axis], arrays: Sequence[IndexedArray]) -> Axis:
+    """Return the loop along which most arrays are contiguous, of equal ones the last.
+
+    Without any, return a loop of a single value.
+    """
+    sizes = [np.dtype(array.dtype).itemsize for array in arrays]
+    found = Axis(1, False, (0,) * len(arrays))
+    most = 0
+    for axis in axes:
+        dense = sum(stride == size for stride, size in zip(axis.strides, sizes, strict=True))
+        if dense >= most:
+            found, most = axis, dense
+    return found
 
 
 class GatheredDimension(NamedTuple):

@@ -30,8 +30,13 @@ Array: TypeAlias = npt.NDArray[Any]
 Block: TypeAlias = Mapping[str, range]  # the indices of each label
 
 
-def evaluate(graph: EinGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the outputs of a graph, computed in this process."""
+def evaluate(
+    graph: EinGraph, inputs: Mapping[str, Array], kept: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """Return the outputs of a graph, computed in this process.
+
+    Tensors in `kept` are 0 but where that says.
+    """
     tensors = {vertex.name: np.asarray(inputs[vertex.name]) for vertex in graph.inputs}
     for part in in_groups(graph.vertices):
         vertices = part.vertices if isinstance(part, Group) else (part,)
@@ -39,6 +44,9 @@ def evaluate(graph: EinGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
             _evaluate_group(part, tensors)
         elif part.einsum is not None:
             tensors[part.name] = _evaluate_at(part, part.einsum, part.inputs, tensors)
+            if kept and part.name in kept:
+                whole = tensors[part.name]
+                tensors[part.name] = np.where(kept[part.name], whole, whole.dtype.type(0))
         for vertex in vertices:
             for name in graph.last_reads[vertex.name]:
                 del tensors[name]

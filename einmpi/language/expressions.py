@@ -224,14 +224,16 @@ _BINARY = {
     ast.Pow: "**",
     ast.BitAnd: "&",
     ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
 }
 _COMPARE = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _UNARY = {ast.USub: "neg", ast.Invert: "~"}
-_EXPRESSIONS = "numbers, NAME[labels], + - * / // % **, comparisons, & | ~, and functions"
+_EXPRESSIONS = "numbers, NAME[labels], + - * / // % **, comparisons, & | ^ ~ << >>, and functions"
 _INSTEAD: dict[type[ast.AST], str] = {
     ast.BoolOp: "& and |, with brackets around comparisons",
     ast.IfExp: "where(condition, this, that)",
-    ast.BitXor: "**, which is the power",
     ast.MatMult: "a sum of products, such as sum(A[i,j] * B[j,k])",
 }
 

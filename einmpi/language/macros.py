@@ -62,6 +62,10 @@ MACROS: dict[str, Macro] = {
     ),
     "silu": Macro("x / (1 + exp(-x))", "x times its sigmoid", differentiable="x * sigmoid(x)"),
     "gelu": Macro("0.5 * x * (1 + erf(x / sqrt(2)))", "x times the normal distribution function"),
+    "gelu_tanh": Macro(
+        "0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))",
+        "an approximation of gelu, as some models have it",
+    ),
     "mean": Macro("sum[L](x) / n", "mean", reduces=True),
     # The mean is subtracted first: a difference of two large sums would lose all digits.
     "var": Macro(

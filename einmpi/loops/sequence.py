@@ -65,7 +65,7 @@ class ValidationRun(LoopRun):
         for name, array in given.items():
             if name in names_shared:
                 self.given[name] = array
-        for name, array in others.items():
+        for name, array in {**others, **self.validation.given}.items():
             if name in names_read:
                 self.given[name] = array
 

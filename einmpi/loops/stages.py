@@ -316,7 +316,9 @@ def validation_job(job: Job, validation: Validation) -> Job:
         batches=validation.batches,
         results=(),
     )
-    return replace(job, inputs=(*inputs, *others.values()), outputs=(), loop=steps)
+    written = job.written if validation.written is None else validation.written
+    inputs += others.values()
+    return replace(job, written=written, inputs=tuple(inputs), outputs=(), loop=steps)
 
 
 def step_options(options: Options, stages: Stages) -> Options:
@@ -504,10 +506,12 @@ def evaluate_loops(
     job: Job,
     inputs: Mapping[str, Any],
     arrays_of: Callable[[Job, Mapping[str, Any]], dict[str, Array]],
+    kept: Mapping[str, Array],
 ) -> dict[str, Array]:
     """Evaluate the loops of a job one after another; there may be only one.
 
     `arrays_of` returns the inputs of a loop, given those of the caller and of earlier loops.
+    Tensors in `kept` are 0 but where that says.
     """
     found: dict[str, Array] = {}  # by earlier loops
     for each in job.one_after_another():
@@ -518,7 +522,7 @@ def evaluate_loops(
         for spec in each.inputs:
             if spec.value is not None:
                 arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
-        results = evaluate_loop(each, arrays)
+        results = evaluate_loop(each, arrays, kept)
         if job.loops:
             for name, output in loop_of(each).carry.items():
                 found[output] = results[name]
@@ -540,7 +544,9 @@ def _inputs_of(
     return found
 
 
-def evaluate_loop(job: Job, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def evaluate_loop(
+    job: Job, inputs: Mapping[str, Array], kept: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
     """Return the last values of what is carried, and the outputs of the last step.
 
     Each step evaluates the whole program as written; nothing is computed only once. Of inputs that
@@ -561,7 +567,7 @@ def evaluate_loop(job: Job, inputs: Mapping[str, Array]) -> dict[str, Array]:
             for name in loop.batches.names:
                 if name in step.by_name:
                     values[name] = batch_of_whole_array(loop.batches, inputs[name], number)
-        outputs = evaluate(step, values)
+        outputs = evaluate(step, values, kept)
         for name, output in loop.carry.items():
             values[name] = outputs[output]
         if loop.until is not None and condition_holds(loop.until, {**values, **outputs}):

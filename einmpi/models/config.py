@@ -2,155 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from einmpi.errors import InputError
 from einmpi.models.json_values import Json, Values, read_values
-
-# ---- rope ----------------------------------------------------------------------------------------
-#
-# Rotary positions: the inverse frequencies of each kind, computed as transformers computes
-# them.
-#
-# Each is a row of KINDS.
-
-
-Frequencies: TypeAlias = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Rope:
-    """How positions turn queries and keys: an angle is a position times an inverse frequency.
-
-    `parameters` are the numbers that a kind has besides theta, with the names of config.json.
-    """
-
-    kind: str = "default"
-    theta: float = 10000.0
-    factor: float = 1.0
-    attention_factor: float = 1.0  # cosine and sine are multiplied by it
-    parameters: Mapping[str, float] | None = None
-
-    def inverse_frequencies(self, head_width: int) -> Frequencies:
-        """Return the inverse frequency of each pair of numbers in a head, in float32."""
-        exponents = np.arange(0, head_width, 2, dtype=np.float32) / np.float32(head_width)
-        powers = np.float32(self.theta) ** exponents
-        plain = (np.float32(1) / powers).astype(np.float32)
-        return KINDS[self.kind].scale(plain, self, head_width)
-
-
-@dataclass(frozen=True)
-class RopeKind:
-    """A kind of rotary positions: the keys of config.json that it needs, and what it computes.
-
-    `optional` are keys with the values that they have if they are missing.
-    """
-
-    scale: Callable[[Frequencies, Rope, int], Frequencies]
-    needed: tuple[str, ...] = ()
-    optional: Mapping[str, float] | None = None
-
-
-def _unchanged(plain: Frequencies, rope: Rope, head_width: int) -> Frequencies:
-    """Return inverse frequencies that do not depend on the length of a sequence."""
-    return plain
-
-
-def _linear(plain: Frequencies, rope: Rope, head_width: int) -> Frequencies:
-    """Return inverse frequencies for positions that are divided by a factor."""
-    return plain / np.float32(rope.factor)
-
-
-def _llama3(plain: Frequencies, rope: Rope, head_width: int) -> Frequencies:
-    """Return inverse frequencies of LLaMA 3.1: long waves are stretched, short ones are kept."""
-    assert rope.parameters is not None
-    factor = np.float32(rope.factor)
-    low = rope.parameters["low_freq_factor"]
-    high = rope.parameters["high_freq_factor"]
-    context = rope.parameters["original_max_position_embeddings"]
-    wave_length = np.float32(2 * math.pi) / plain
-    smooth = (np.float32(context) / wave_length - np.float32(low)) / np.float32(high - low)
-    between = (1 - smooth) * plain / factor + smooth * plain
-    found = np.where(wave_length > context / low, plain / factor, between)
-    return np.where(wave_length < context / high, plain, found).astype(np.float32)
-
-
-def _yarn(plain: Frequencies, rope: Rope, head_width: int) -> Frequencies:
-    """Return inverse frequencies of YaRN: a ramp from kept to stretched frequencies."""
-    assert rope.parameters is not None
-    context = rope.parameters["original_max_position_embeddings"]
-
-    def pair_with(rotations: float) -> float:
-        """Return which pair turns so often within the original context."""
-        waves = context / (rotations * 2 * math.pi)
-        return head_width * math.log(waves) / (2 * math.log(rope.theta))
-
-    first = pair_with(rope.parameters["beta_fast"])
-    last = pair_with(rope.parameters["beta_slow"])
-    if rope.parameters["truncate"]:
-        first = math.floor(first)
-        last = math.ceil(last)
-    first = max(first, 0)
-    last = min(last, head_width - 1)
-    if first == last:
-        last += 0.001
-    pairs = np.arange(head_width // 2, dtype=np.float32)
-    ramp = np.clip((pairs - np.float32(first)) / np.float32(last - first), 0, 1)
-    kept = 1 - ramp
-    stretched = plain / np.float32(rope.factor)
-    mixed: Frequencies = (stretched * (1 - kept) + plain * kept).astype(np.float32)
-    return mixed
-
-
-def yarn_attention_factor(factor: float, mscale: float, mscale_all: float) -> float:
-    """Return what YaRN multiplies cosine and sine by, if config.json does not say it.
-
-    `mscale` and `mscale_all` are 0 if they are not given.
-    """
-
-    def magnitude(weight: float) -> float:
-        if factor <= 1:
-            return 1.0
-        return 0.1 * weight * math.log(factor) + 1.0
-
-    if mscale and mscale_all:
-        return magnitude(mscale) / magnitude(mscale_all)
-    return magnitude(1.0)
-
-
-KINDS: dict[str, RopeKind] = {
-    "default": RopeKind(_unchanged),
-    "linear": RopeKind(_linear, needed=("factor",)),
-    "llama3": RopeKind(
-        _llama3,
-        needed=(
-            "factor",
-            "low_freq_factor",
-            "high_freq_factor",
-            "original_max_position_embeddings",
-        ),
-    ),
-    "yarn": RopeKind(
-        _yarn,
-        needed=("factor", "original_max_position_embeddings"),
-        optional={
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": True,
-            "attention_factor": 0.0,
-            "mscale": 0.0,
-            "mscale_all_dim": 0.0,
-        },
-    ),
-}
-
+from einmpi.models.quantised import Quantisation, read_quantisation
+from einmpi.models.rope import Frequencies, Rope, read_rope, rope_from
 
 DTYPES = ("float16", "bfloat16", "float32")
 MOST_LAYERS = 1000
@@ -182,12 +44,39 @@ class Config:
         How positions turn queries and keys.
     qkv_bias, output_bias, mlp_bias : bool
         Which projections have biases: of queries, keys and values; after attention; in the MLP.
-    head_norms : bool
-        Whether queries and keys are normalised in each head.
+    head_norms, joint_norms : bool
+        Whether queries and keys are normalised in each head, or over all heads together.
+    pre_norms, post_norms : bool
+        Whether there are norms before attention and the MLP, and after them, before they are added.
+    norm : str
+        "rms", or "layer" for norms that subtract the mean and have biases.
+    gains_from_one : bool
+        Whether the weights of norms are what is added to 1.
+    mlp : str
+        "gated"; "plain", without a gate; "experts"; "joined experts", whose gate and other product
+        are one tensor.
+    activation : str
+        What the MLP applies to the gate, a macro of the language.
+    experts, chosen : int
+        The experts of an MLP, and how many of them each position goes through.
+    scaled_choice : bool
+        Whether the weights of the chosen experts add up to 1.
+    glu_limit, glu_alpha : float or None
+        Of joined experts: where both products are cut off, and a factor inside of the gate.
+    embedding_scale : float
+        What the numbers of the embedding are multiplied by.
+    attention_scalar : float or None
+        Scores are divided by its root; None for the numbers of a head.
+    attention_cap, logits_cap : float or None
+        Limits that scores and logits come close to, and do not exceed.
+    sinks : bool
+        Whether each head has a score that takes a share of the weights and gives nothing.
     window : int or None
         How many positions, its own included, a position sees in `window_layers`.
     window_layers : tuple of int
         The layers with a window, counted from 1.
+    window_rope : Rope or None
+        How positions turn queries and keys in these layers, if otherwise than in the others.
     dtype : str
         The dtype of the weights in the files.
     positions : int
@@ -196,6 +85,8 @@ class Config:
         Tokens that end a text.
     first_token : int or None
         The token that begins a text.
+    quantisation : Quantisation or None
+        How the files have the matrices of linear layers, if not as floats.
     """
 
     model_type: str
@@ -213,25 +104,64 @@ class Config:
     output_bias: bool = False
     mlp_bias: bool = False
     head_norms: bool = False
+    joint_norms: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm: str = "rms"
+    gains_from_one: bool = False
+    mlp: str = "gated"
+    activation: str = "silu"
+    experts: int = 0
+    chosen: int = 0
+    scaled_choice: bool = True
+    glu_limit: float | None = None
+    glu_alpha: float | None = None
+    embedding_scale: float = 1.0
+    attention_scalar: float | None = None
+    attention_cap: float | None = None
+    logits_cap: float | None = None
+    sinks: bool = False
     window: int | None = None
     window_layers: tuple[int, ...] = ()
+    window_rope: Rope | None = None
     dtype: str = "float16"
     positions: int = 2048
     stop_tokens: tuple[int, ...] = (2,)
     first_token: int | None = 1
+    quantisation: Quantisation | None = None
+
+    @property
+    def norm_biases(self) -> bool:
+        """Whether norms have biases."""
+        return self.norm == "layer"
 
     def window_of(self, layer: int) -> int | None:
         """Return how many positions are seen in a layer, counted from 1; None if all are."""
         return self.window if layer in self.window_layers else None
 
+    def frequencies(self, length: int = 0) -> Frequencies:
+        """Return the inverse frequencies of sequences up to a length, of all ropes in one array."""
+        width = self.head_width
+        return np.concatenate([rope.inverse_frequencies(width, length) for rope in self.ropes])
+
+    @property
+    def ropes(self) -> list[Rope]:
+        """Return how positions turn queries and keys: the rope of layers with a window is last."""
+        return [self.rope] if self.window_rope is None else [self.rope, self.window_rope]
+
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is peculiar to a `model_type`: its biases, norms, window, and missing values.
+    """What is peculiar to a `model_type`: modules, names of keys and tensors, missing values.
 
     Biases are there (True), not there (False), or there if the key of config.json is true.
-    `window` is "none", "all" layers, or "some": those that config.json names. `defaults` are values
-    that transformers takes for keys that config.json does not have.
+    `window` is a key of `_WINDOWS`: which layers have a window. `defaults` are values that
+    transformers takes for keys that config.json does not have.
+
+    `features` are fields of a Config that all its models have, and `numbers` those that a key
+    gives, if it is there. `keys` are names of keys where LLaMA's is another, and `tensors` those of
+    parameters. Several parameters of one tensor are its rows, one after the other. `only` are
+    values of keys for which there is no module with any other value.
     """
 
     title: str
@@ -241,9 +171,46 @@ class Architecture:
     head_norms: bool = False
     window: str = "none"
     defaults: Mapping[str, Json] = field(default_factory=dict)
+    features: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    partial_rope: bool = False
 
+
+# Activations by the names of config.json, as macros of the language.
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 _OLD_TOKENS: dict[str, Json] = {"bos_token_id": 1, "eos_token_id": 2}
+_NORMS_AROUND = {
+    "g2": "pre_feedforward_layernorm.weight",
+    "g3": "post_attention_layernorm.weight",
+    "g4": "post_feedforward_layernorm.weight",
+}
+_GEMMA: dict[str, Any] = {
+    "qkv_bias": "attention_bias",
+    "output_bias": "attention_bias",
+    "defaults": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    "features": {"post_norms": True, "gains_from_one": True},
+    "numbers": {
+        "attention_scalar": "query_pre_attn_scalar",
+        "attention_cap": "attn_logit_softcapping",
+        "logits_cap": "final_logit_softcapping",
+    },
+    "keys": {"hidden_act": "hidden_activation"},
+    "tensors": _NORMS_AROUND,
+    "only": {"use_bidirectional_attention": (None, False)},
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
@@ -261,6 +228,26 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_key_value_heads": 8,
             "sliding_window": 4096,
             **_OLD_TOKENS,
+        },
+    ),
+    "mixtral": Architecture(
+        "Mixtral",
+        window="all",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            **_OLD_TOKENS,
+        },
+        features={"mlp": "experts"},
+        tensors={
+            "wr": "block_sparse_moe.gate.weight",
+            "w1": "block_sparse_moe.experts.*.w1.weight",
+            "w3": "block_sparse_moe.experts.*.w3.weight",
+            "w2": "block_sparse_moe.experts.*.w2.weight",
         },
     ),
     "qwen2": Architecture(
@@ -287,6 +274,126 @@ ARCHITECTURES: dict[str, Architecture] = {
             "sliding_window": 4096,
             "max_window_layers": 28,
         },
+    ),
+    "qwen3_moe": Architecture(
+        "Qwen3-MoE",
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        head_norms=True,
+        window="all if used",
+        defaults={
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        features={"mlp": "experts"},
+        keys={"intermediate_size": "moe_intermediate_size"},
+        only={"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])},
+    ),
+    "gemma2": Architecture(
+        "Gemma 2",
+        window="every second is full",
+        **{
+            **_GEMMA,
+            "defaults": {
+                **_GEMMA["defaults"],
+                "max_position_embeddings": 8192,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            },
+        },
+    ),
+    "gemma3_text": Architecture(
+        "Gemma 3, of text",
+        head_norms=True,
+        window="every sixth is full",
+        **{
+            **_GEMMA,
+            "defaults": {
+                **_GEMMA["defaults"],
+                "max_position_embeddings": 131072,
+                "rope_theta": 1e6,
+                "rope_local_base_freq": 1e4,
+            },
+        },
+    ),
+    "phi3": Architecture(
+        "Phi-3 and Phi-4",
+        window="all",
+        defaults={
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "bos_token_id": 1,
+            "eos_token_id": 32000,
+        },
+        tensors={
+            "wq": "self_attn.qkv_proj.weight",
+            "wk": "self_attn.qkv_proj.weight",
+            "wv": "self_attn.qkv_proj.weight",
+            "w1": "mlp.gate_up_proj.weight",
+            "w3": "mlp.gate_up_proj.weight",
+        },
+        partial_rope=True,
+    ),
+    "olmo2": Architecture(
+        "OLMo 2",
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        defaults={
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50279,
+        },
+        features={"pre_norms": False, "post_norms": True, "joint_norms": True},
+        tensors=_NORMS_AROUND,
+    ),
+    "starcoder2": Architecture(
+        "StarCoder2",
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        window="all",
+        defaults={
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 2,
+            "norm_epsilon": 1e-5,
+            "use_bias": True,
+            "tie_word_embeddings": True,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        },
+        features={"norm": "layer", "mlp": "plain"},
+        keys={"rms_norm_eps": "norm_epsilon"},
+    ),
+    "gpt_oss": Architecture(
+        "gpt-oss",
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        window="every second is full",
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "rope_theta": 150000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        features={"mlp": "joined experts", "sinks": True},
+        numbers={"glu_alpha": "swiglu_alpha", "glu_limit": "swiglu_limit"},
     ),
 }
 
@@ -326,13 +433,8 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     values = read_values(os.path.join(folder, CONFIG_FILE))
     architecture = ARCHITECTURES[values.name("model_type", ARCHITECTURES)]
     values = Values(values.file, {**architecture.defaults, **values.values})
-    if values.has("quantization_config"):
-        raise InputError(
-            values.file,
-            "the weights are quantized",
-            f"weights in one of {', '.join(DTYPES)}",
-        )
-    values.name("hidden_act", ("silu",), "silu")
+    _check_only(values, architecture)
+    keys = architecture.keys
     width = values.positive("hidden_size")
     layers = values.positive("num_hidden_layers", MOST_LAYERS)
     heads = values.positive("num_attention_heads")
@@ -342,6 +444,7 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
     head_width = values.even("head_dim", width // heads)
     window, window_layers = _windows(values, architecture, layers)
     dtype_key = "dtype" if values.has("dtype") else "torch_dtype"
+    rope, window_rope = _ropes(values, architecture, head_width)
     generation = values
     generation_path = os.path.join(folder, GENERATION_FILE)
     if os.path.exists(generation_path):
@@ -353,27 +456,72 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
         heads=heads,
         groups=groups,
         head_width=head_width,
-        hidden=values.positive("intermediate_size"),
+        hidden=values.positive(keys.get("intermediate_size", "intermediate_size")),
         vocabulary=values.positive("vocab_size"),
-        epsilon=values.number("rms_norm_eps", 1e-6),
+        epsilon=values.number(keys.get("rms_norm_eps", "rms_norm_eps"), 1e-6),
         tied=values.truth("tie_word_embeddings", False),
-        rope=_rope(values),
+        rope=rope,
         qkv_bias=_has_bias(values, architecture.qkv_bias),
         output_bias=_has_bias(values, architecture.output_bias),
         mlp_bias=_has_bias(values, architecture.mlp_bias),
         head_norms=architecture.head_norms,
+        activation=_activation(values, architecture),
         window=window,
         window_layers=window_layers,
+        window_rope=window_rope,
         dtype=values.name(dtype_key, DTYPES, "float32"),
         positions=values.positive("max_position_embeddings"),
         stop_tokens=generation.tokens("eos_token_id") or values.tokens("eos_token_id"),
         first_token=next(iter(values.tokens("bos_token_id")), None),
+        quantisation=read_quantisation(values),
+        **_features(values, architecture, width),
     )
+
+
+def _activation(values: Values, architecture: Architecture) -> str:
+    """Return the macro of the language that the MLP applies."""
+    key = architecture.keys.get("hidden_act", "hidden_act")
+    default = architecture.defaults.get(key, "silu")
+    return ACTIVATIONS[values.name(key, ACTIVATIONS, str(default))]
+
+
+def _check_only(values: Values, architecture: Architecture) -> None:
+    """Refuse values of keys that there is no module for."""
+    for key, known in architecture.only.items():
+        value = values.values.get(key)
+        if not any(value == each and type(value) is type(each) for each in known):
+            values.wrong(key, json.dumps(known[-1]))
+
+
+def _features(values: Values, architecture: Architecture, width: int) -> dict[str, Any]:
+    """Return the fields of a Config that only some architectures have."""
+    found = dict(architecture.features)
+    for name, key in architecture.numbers.items():
+        found[name] = values.number(key) if values.has(key) else None
+    if architecture.features.get("gains_from_one"):
+        found["embedding_scale"] = float(np.sqrt(width))
+    if "experts" in found.get("mlp", ""):
+        key = "num_experts" if values.has("num_experts") else "num_local_experts"
+        found["experts"] = values.positive(key)
+        found["chosen"] = values.positive("num_experts_per_tok", found["experts"])
+        found["scaled_choice"] = values.truth("norm_topk_prob", True)
+    return found
 
 
 def _has_bias(values: Values, rule: bool | str) -> bool:
     """Return whether projections have biases: by the architecture, or by a key of the file."""
     return values.truth(rule, False) if isinstance(rule, str) else rule
+
+
+# Which layers see their positions through a window if config.json does not list them: of so many
+# layers the last one sees all; 0 if none does. And whether `use_sliding_window` has to be true.
+_WINDOWS = {
+    "all": (0, False),
+    "all if used": (0, True),
+    "some": (0, True),  # from layer max_window_layers on
+    "every second is full": (2, False),
+    "every sixth is full": (6, False),
+}
 
 
 def _windows(
@@ -383,56 +531,35 @@ def _windows(
     if architecture.window == "none" or not values.has("sliding_window"):
         return None, ()
     every_layer = tuple(range(1, layers + 1))
-    if architecture.window == "all":
-        return values.positive("sliding_window"), every_layer
-    if not values.truth("use_sliding_window", False):
+    period, has_switch = _WINDOWS[architecture.window]
+    if has_switch and not values.truth("use_sliding_window", False):
         return None, ()
     window = values.positive("sliding_window")
-    if not values.has("layer_types"):
-        full_layers = values.count("max_window_layers")
-        return window, every_layer[full_layers:]
-    kinds = values.names("layer_types", layers, (FULL_LAYER, WINDOW_LAYER))
-    found = [layer for layer, kind in zip(every_layer, kinds, strict=True) if kind == WINDOW_LAYER]
-    return window, tuple(found)
+    if architecture.window.startswith("all"):
+        return window, every_layer
+    if values.has("layer_types"):
+        kinds = values.names("layer_types", layers, (FULL_LAYER, WINDOW_LAYER))
+        pairs = zip(every_layer, kinds, strict=True)
+        return window, tuple(layer for layer, kind in pairs if kind == WINDOW_LAYER)
+    if not period:
+        return window, every_layer[values.count("max_window_layers") :]
+    if values.has("sliding_window_pattern"):
+        period = values.positive("sliding_window_pattern")
+    return window, tuple(layer for layer in every_layer if layer % period)
 
 
-def _rope(values: Values) -> Rope:
-    """Return how positions turn queries and keys: by rope_parameters, or keys of older files."""
-    found = Values(values.file, {})
-    for key in ("rope_parameters", "rope_scaling"):
-        if values.has(key):
-            found = values.inner(key)
-            break
-    kind_key = "rope_type" if found.has("rope_type") else "type"
-    kind = found.name(kind_key, KINDS, "default")
-    holder = found if found.has("rope_theta") else values
-    theta = holder.number("rope_theta", 10000.0)
-    if theta <= 1:
-        holder.wrong("rope_theta", "a number above 1")
-    for holder in (found, values):
-        if holder.number("partial_rotary_factor", 1.0) != 1:
-            holder.wrong("partial_rotary_factor", "1")
-    positions = values.positive("max_position_embeddings")
-    parameters: dict[str, float] = {}
-    for key in KINDS[kind].needed:
-        if key == "original_max_position_embeddings":
-            parameters[key] = found.number(key, values.number(key, float(positions)))
-        else:
-            parameters[key] = found.number(key)
-    for key, default in (KINDS[kind].optional or {}).items():
-        if isinstance(default, bool):
-            parameters[key] = found.truth(key, default)
-        else:
-            parameters[key] = found.number(key, default, zero=default == 0)
-    if kind == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
-        found.wrong("high_freq_factor", "a number above low_freq_factor")
-    factor = parameters.get("factor", 1.0)
-    attention_factor = 1.0
-    if kind == "yarn":
-        attention_factor = parameters["attention_factor"] or yarn_attention_factor(
-            factor, parameters["mscale"], parameters["mscale_all_dim"]
-        )
-    return Rope(kind, theta, factor, attention_factor, parameters)
+def _ropes(values: Values, architecture: Architecture, head_width: int) -> tuple[Rope, Rope | None]:
+    """Return how positions turn queries and keys, and how in layers with a window."""
+    if not values.has("rope_local_base_freq"):
+        return read_rope(values, head_width, architecture.partial_rope), None
+    local = Values(values.file, {"rope_theta": values.number("rope_local_base_freq")})
+    parameters = values.inner("rope_parameters") if values.has("rope_parameters") else local
+    if not parameters.has(FULL_LAYER):
+        return read_rope(values, head_width), rope_from(local, values, head_width)
+    if parameters.has(WINDOW_LAYER):
+        local = parameters.inner(WINDOW_LAYER)
+    full = rope_from(parameters.inner(FULL_LAYER), values, head_width)
+    return full, rope_from(local, values, head_width)
 
 
 # ---- paper ---------------------------------------------------------------------------------------

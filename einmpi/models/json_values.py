@@ -122,6 +122,16 @@ class Values:
         expected = f"a list of {length} names, each of them {' or '.join(known)}"
         return list(self.checked(key, (list,), expected, is_right))
 
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        """Return a list of positive numbers with a known length."""
+
+        def is_right(value: list[float]) -> bool:
+            kinds = all(type(number) in (int, float) for number in value)
+            return len(value) == length and kinds and all(0 < number <= MOST for number in value)
+
+        expected = f"a list of {length} positive numbers"
+        return tuple(map(float, self.checked(key, (list,), expected, is_right)))
+
     def inner(self, key: str) -> Values:
         """Return the values of an object inside of this one."""
         return Values(self.file, self.checked(key, (dict,), "an object"), f"{key}.")

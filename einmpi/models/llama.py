@@ -6,7 +6,7 @@ Prefill and decode are two programs over the same weights, which are loaded once
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ import numpy as np
 
 from einmpi.api import plan as plan_job
 from einmpi.arguments import integer_from, known_name, path_name
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import on_first_rank, together
 from einmpi.errors import InputError
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.job import Job, program_job
 from einmpi.job.settings import backend_names, truth_value
+from einmpi.models.chat import Answer, Message, checked_messages, open_template
 from einmpi.models.config import NAMED, Config, read_config
 from einmpi.models.modules import AT
 from einmpi.models.programs import (
@@ -33,21 +34,32 @@ from einmpi.models.programs import (
     KnownPrograms,
     ModelProgram,
     Wanted,
+    Weight,
     check_folder,
     decode_program,
+    files_of_tensors,
     prefill_program,
     random_inputs,
     weight_inputs,
 )
+from einmpi.models.quantised import (
+    BITS,
+    Quantised,
+    quantised_inputs,
+    quantised_weights,
+    with_quantised,
+)
 from einmpi.models.sampling import (
     Prompts,
     Sampling,
+    SeenTokens,
     Tokens,
     check_sampling,
     checked_layers,
     checked_stop_tokens,
     choose_tokens,
     make_prompts,
+    open_tokenizer,
     rounded_length,
 )
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
@@ -72,6 +84,7 @@ class Settings:
     backend: str
     memory: int | None
     strategy: str
+    bits: int | None = None  # of weights that are quantised while they are read
 
 
 def checked_settings(
@@ -80,13 +93,18 @@ def checked_settings(
     backend: str,
     memory: int | str | None,
     strategy: str | None,
+    weights: str | None = None,
 ) -> Settings:
     """Return the settings that a caller gave; by default the dtype is that of the files."""
+    if weights is not None and config.quantisation is not None:
+        problem = f"{weights!r:.40} requested, and the checkpoint has quantized weights"
+        raise InputError("weights", problem)
     return Settings(
         known_name("dtype", config.dtype if dtype is None else dtype, CONVERTIBLE_DTYPES),
         known_name("backend", backend, backend_names()),
         None if memory is None else parse_bytes(str(memory), "memory"),
         known_name("strategy", DEFAULT_STRATEGY if strategy is None else strategy, STRATEGIES),
+        None if weights is None else BITS[known_name("weights", weights, tuple(BITS))],
     )
 
 
@@ -115,6 +133,7 @@ def load(
     comm: Any = None,
     *,
     random: bool = False,
+    weights: str | None = None,
 ) -> Model:
     """Load a model from a folder in the format of Hugging Face. All ranks call it.
 
@@ -138,6 +157,8 @@ def load(
         The ranks; by default all that mpirun started, or this process alone.
     random : bool, optional
         Whether to use random weights instead of those of the checkpoint.
+    weights : {"int8", "int4"}, optional
+        What the matrices of linear layers are quantised to while they are read.
 
     Returns
     -------
@@ -158,7 +179,7 @@ def load(
         path = path_name("load", folder)
         has_random_weights = truth_value("random", random)
         config = config_of(path, has_random_weights)
-        settings = checked_settings(config, dtype, backend, memory, strategy)
+        settings = checked_settings(config, dtype, backend, memory, strategy, weights)
         model = Model(path, config, settings, own_comm, has_random_weights)
         model.job(1, 1)  # all tensors are there and have the right shapes
         return model
@@ -187,7 +208,6 @@ class Model:
         self.settings = settings
         self.comm = comm
         self.random = random
-        self.frequencies = config.rope.inverse_frequencies(config.head_width)
         self.programs = KnownPrograms(comm, settings.memory, self.make_job)
 
     def __repr__(self) -> str:
@@ -274,6 +294,8 @@ class Model:
         stop: Sequence[int] | None = None,
         lengths: Any = None,
         on_tokens: Callable[[Tokens], object] | None = None,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
     ) -> list[Tokens]:
         """Generate the tokens that follow each sequence.
 
@@ -297,6 +319,11 @@ class Model:
             The tokens after which a sequence ends; by default those of the model.
         on_tokens : function, optional
             Called after each step with what `stream` yields.
+        min_p : float, optional
+            How many times as likely as the likeliest token another one must be to be chosen.
+        repetition_penalty : float, optional
+            What positive logits of tokens that are in the text are divided by, and negative ones
+            multiplied; 1 has no effect.
 
         Returns
         -------
@@ -308,7 +335,7 @@ class Model:
         InputError
             An argument is wrong; the same error on all ranks.
         """
-        sampling = Sampling(temperature, top_k, top_p, seed)
+        sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
         batch, steps = self._begin(tokens, new, stop, lengths, sampling)
         by_sequence = np.full((batch, new), ENDED, np.int64)
         for number, step in enumerate(steps):
@@ -332,7 +359,8 @@ class Model:
         tokens, new, stop, lengths
             As for `generate`.
         **sampling
-            `temperature`, `top_k`, `top_p` and `seed`, as for `generate`.
+            `temperature`, `top_k`, `top_p`, `seed`, `min_p` and `repetition_penalty`, as for
+            `generate`.
 
         Returns
         -------
@@ -345,6 +373,53 @@ class Model:
             An argument is wrong; the same error on all ranks.
         """
         return self._begin(tokens, new, stop, lengths, Sampling(**sampling))[1]
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        new: int = 512,
+        stop_text: Sequence[str] = (),
+        **sampling: Any,
+    ) -> str:
+        """Answer the last message of a conversation.
+
+        The folder has a tokenizer and a chat template.
+
+        Parameters
+        ----------
+        messages : list of dict
+            The conversation: each message has a `role`, such as "system", "user" or "assistant",
+            and a `content`.
+        new : int, optional
+            The most tokens to generate.
+        stop_text : sequence of str, optional
+            Texts before which the answer ends.
+        **sampling
+            As for `stream`.
+
+        Returns
+        -------
+        str
+            The answer.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or the folder lacks a file; the same error on all ranks.
+        """
+
+        # One rank makes the text, as a template may ask for the time.
+        conversation = together(self.comm, lambda: checked_messages(messages))
+        text = on_first_rank(self.comm, lambda: open_template(self.folder).prompt(conversation))
+        tokenizer = together(self.comm, lambda: open_tokenizer(self.folder))
+        tokens = tokenizer.encode(text, is_complete=True)
+        answer = Answer(tokenizer, tokens, stop_text)
+        for step in self.stream(tokens, new, **sampling):
+            answer.add(int(step[0]))
+            if answer.has_ended:
+                break
+        answer.finish()
+        return answer.text
 
     # ---- plans and jobs --------------------------------------------------------------------------
 
@@ -416,30 +491,42 @@ class Model:
         They stay loaded between calls, as many as the memory limit allows, or they do not.
         """
         settings = self.settings
-        inputs: dict[str, tuple[Sequence[int], str]] = dict(program.inputs)
-        for name, weight in program.weights.items():
-            inputs[name] = weight.shape, settings.dtype
-        job = program_job(program.text, inputs, {}, settings.dtype, program.outputs)
+        quantised, used = self._quantised(program)
+        text, weights = with_quantised(program, quantised)
+        inputs = {**program.inputs, **weights}
+        job = program_job(text, inputs, {}, settings.dtype, program.outputs)
+        resident: Resident = weights_stay
+        if weights_stay and settings.memory is not None:
+            resident = "fit"
+        plain = {name: each for name, each in program.weights.items() if name not in quantised}
+        specs = self._weights(plain, used, resident)
         return replace(
             job,
             title=os.path.basename(os.path.abspath(self.folder)),
-            inputs=self._weights(program, weights_stay),
+            inputs=(*specs, *quantised_inputs(quantised, program.weights, weights, resident)),
             roles=program.roles,
             strategy=settings.strategy,
             memory=settings.memory,
             backend=settings.backend,
         )
 
-    def _weights(self, program: ModelProgram, stay: bool) -> tuple[InputSpec, ...]:
-        """Return where weights come from."""
-        resident: Resident = stay
-        if stay and self.settings.memory is not None:
-            resident = "fit"
+    def _quantised(self, program: ModelProgram) -> tuple[dict[str, Quantised], set[str]]:
+        """Return the weights that are in 8 or 4 bits, and the tensors that they are read from."""
+        stored, bits = self.config.quantisation, self.settings.bits
+        if stored is None and bits is None:
+            return {}, set()
+        files = None if self.random else files_of_tensors(self.folder)
+        return quantised_weights(program.weights, files, stored, bits, self.settings.dtype)
+
+    def _weights(
+        self, weights: Mapping[str, Weight], others: Collection[str], resident: Resident
+    ) -> tuple[InputSpec, ...]:
+        """Return where the float weights come from; `others` are tensors of the other weights."""
         dtype = self.settings.dtype
         if self.random:
-            return random_inputs(program.weights, dtype, resident)
-        may_be_there = (OUTPUT_HEAD,) if self.config.tied else ()
-        return weight_inputs(self.folder, program.weights, dtype, may_be_there, resident)
+            return random_inputs(weights, dtype, resident)
+        may_be_there = (*others, *((OUTPUT_HEAD,) if self.config.tied else ()))
+        return weight_inputs(self.folder, weights, dtype, may_be_there, resident)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -473,7 +560,8 @@ class Model:
         batch, sequence = prompts.tokens.shape
         options["lengths"] = prompts.is_padded and not options.get("every")
         ((_, compiled),) = self.programs.ready(self._wanted_prefill(batch, sequence, **options))
-        given: dict[str, Any] = {TOKENS: prompts.tokens, FREQUENCIES: self.frequencies}
+        frequencies = self.config.frequencies(int(prompts.lengths.max()))
+        given: dict[str, Any] = {TOKENS: prompts.tokens, FREQUENCIES: frequencies}
         if options["lengths"]:
             given[LENGTHS] = prompts.lengths
         return compiled(given)
@@ -486,6 +574,7 @@ class Model:
             return
         positions = self.config.positions
         longest = int(prompts.lengths.max())
+        frequencies = self.config.frequencies(longest)
         prompts = prompts.padded(min(rounded_length(longest), positions))
         batch, sequence = prompts.tokens.shape
         room = -(-max(sequence, longest + new) // CACHE_STEP) * CACHE_STEP
@@ -501,19 +590,21 @@ class Model:
             {
                 TOKENS: prompts.tokens,
                 LENGTHS: prompts.lengths,
-                FREQUENCIES: self.frequencies,
+                FREQUENCIES: frequencies,
             }
         )
         caches = {name: outputs[name] for name in program.carry}
         places = prompts.lengths.copy()  # of the tokens that are chosen next
         has_ended = np.zeros(batch, bool)
+        seen = SeenTokens(prompts, sampling, self.config.vocabulary)
         for step in range(new):
-            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, places)
+            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, places, seen.mask)
             yield np.where(has_ended, ENDED, chosen)
             has_ended |= np.isin(chosen, stop)
+            seen.add(chosen)
             if has_ended.all() or step == new - 1:
                 return
-            given = {TOKENS: chosen, AT: places, FREQUENCIES: self.frequencies}
+            given = {TOKENS: chosen, AT: places, FREQUENCIES: frequencies}
             outputs = decode({**given, **caches})
             caches = {name: outputs[output] for name, output in program.carry.items()}
             places = places + 1

@@ -16,7 +16,7 @@ AT = "at"  # the input with the position of each sequence's token
 
 # Labels: b sequence of the batch, s query position, t key position, u position in a cache, a width,
 # g group of heads with one key and value, r query head of a group, d number in a head, f hidden,
-# v token of the vocabulary.
+# v token of the vocabulary, e expert, m another expert, z gate or other product of joined experts.
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,46 @@ class Layer:
         return f"{self.dtype}({expression})" if self.dtype in HALF_DTYPES else expression
 
     def norm(self, target: str, source: str, gain: str, labels: str, label: str) -> str:
-        """Return the statement of an RMSNorm along a label, which is computed in float32."""
-        element = f"{source}[{labels}]"
-        if self.dtype in HALF_DTYPES:
-            element = f"float32({element})"
-        normalised = f"rmsnorm[{label}]({element}, eps={self.config.epsilon!r}) * {gain}[{label}]"
+        """Return the statement of a norm along one or more labels, which is computed in float32."""
+        config = self.config
+        factor = f"{gain}[{label}]"
+        if config.gains_from_one:
+            factor = f"(1 + {self.precise(factor)})"
+        arguments = f"{self.precise(f'{source}[{labels}]')}, eps={config.epsilon!r}"
+        normalised = f"{config.norm}norm[{label}]({arguments}) * {factor}"
+        if config.norm == "layer":
+            normalised += f" + {norm_bias(gain)}[{label}]"
         return f"{target}[{labels}] = {self.rounded(normalised)}\n"
+
+    def precise(self, element: str) -> str:
+        """Return an element in the dtype of the model as one in float32, or float64."""
+        return f"float32({element})" if self.dtype in HALF_DTYPES else element
+
+    def added(self, target: str, source: str, change: str, gain: str) -> str:
+        """Return the statement that adds what attention or the MLP computes, maybe after a norm."""
+        k = self.number
+        labels = f"{self.form.query},a"
+        if not self.config.post_norms:
+            return f"{target}[{labels}] = {source}[{labels}] + {change}\n"
+        norm = self.norm(f"n{target}", f"s{target}", f"{gain}_{k}", labels, "a")
+        total = f"{target}[{labels}] = {source}[{labels}] + n{target}[{labels}]\n"
+        return f"s{target}[{labels}] = {change}\n{norm}{total}"
+
+    @property
+    def attention_input(self) -> str:
+        """Return the tensor that queries, keys and values are computed from."""
+        return f"n1_{self.number}" if self.config.pre_norms else f"x_{self.number - 1}"
+
+    @property
+    def mlp_input(self) -> str:
+        """Return the element that the MLP reads."""
+        tensor = "n2" if self.config.pre_norms else "y"
+        return f"{tensor}_{self.number}[{self.form.query},a]"
+
+
+def norm_bias(gain: str) -> str:
+    """Return the input that is the bias of a norm, by that of its gain."""
+    return gain.replace("g", "gb", 1)
 
 
 @dataclass(frozen=True)
@@ -108,13 +142,15 @@ class Parameter:
 class Module:
     """A part of a layer: its parameters, and a function that writes its statements.
 
-    `condition` is the attribute of a Config that must be true for it to exist.
+    `condition` is the attribute of a Config that must be true for it to exist, and `mlp` the kind
+    of MLP that it is.
     """
 
     title: str
     parameters: tuple[Parameter, ...]
     statements: Callable[[Layer], str]
     condition: str = ""
+    mlp: str = ""
 
 
 # ---- the modules --------------------------------------------------------------------------------
@@ -129,21 +165,24 @@ def _projections(layer: Layer) -> str:
     k = layer.number
     query = layer.form.query
     key = layer.form.key
+    source = layer.attention_input
     has_bias = layer.config.qkv_bias
     query_bias = layer.bias("bq", "g,r,d", has_bias)
     key_bias = layer.bias("bk", "g,d", has_bias)
     value_bias = layer.bias("bv", "g,d", has_bias)
     return (
-        f"q_{k}[{query},g,r,d] = sum(n1_{k}[{query},a] * wq_{k}[g,r,d,a]){query_bias}\n"
-        f"k_{k}[{key},g,d] = sum(n1_{k}[{key},a] * wk_{k}[g,d,a]){key_bias}\n"
-        f"v_{k}[{key},g,d] = sum(n1_{k}[{key},a] * wv_{k}[g,d,a]){value_bias}\n"
+        f"q_{k}[{query},g,r,d] = sum({source}[{query},a] * wq_{k}[g,r,d,a]){query_bias}\n"
+        f"k_{k}[{key},g,d] = sum({source}[{key},a] * wk_{k}[g,d,a]){key_bias}\n"
+        f"v_{k}[{key},g,d] = sum({source}[{key},a] * wv_{k}[g,d,a]){value_bias}\n"
     )
 
 
 def _head_norms(layer: Layer) -> str:
     k = layer.number
-    queries = layer.norm(f"qh_{k}", f"q_{k}", f"gq_{k}", f"{layer.form.query},g,r,d", "d")
-    keys = layer.norm(f"kh_{k}", f"k_{k}", f"gk_{k}", f"{layer.form.key},g,d", "d")
+    is_joint = layer.config.joint_norms
+    of_query, of_key = ("g,r,d", "g,d") if is_joint else ("d", "d")
+    queries = layer.norm(f"qh_{k}", f"q_{k}", f"gq_{k}", f"{layer.form.query},g,r,d", of_query)
+    keys = layer.norm(f"kh_{k}", f"k_{k}", f"gk_{k}", f"{layer.form.key},g,d", of_key)
     return queries + keys
 
 
@@ -154,24 +193,33 @@ def _rope(layer: Layer) -> str:
     """
     k = layer.number
     form = layer.form
-    width = layer.config.head_width
+    config = layer.config
+    is_of_window = config.window_rope is not None and config.window_of(k) is not None
+    width = config.ropes[is_of_window].width(config.head_width)
     other = f"(d+{width // 2})%{width}"
-    query = "qh" if layer.config.head_norms else "q"
-    key = "kh" if layer.config.head_norms else "k"
+    cosine, sine = angle_names(is_of_window)
+    has_norms = config.head_norms or config.joint_norms
+    query = "qh" if has_norms else "q"
+    key = "kh" if has_norms else "k"
     query_labels = f"{form.query},g,r"
     key_labels = f"{form.key},g"
     turned_query = (
-        f"{query}_{k}[{query_labels},d] * cosine[{form.query_angle},d] + "
-        f"{query}_{k}[{query_labels},{other}] * sine[{form.query_angle},d]"
+        f"{query}_{k}[{query_labels},d] * {cosine}[{form.query_angle},d] + "
+        f"{query}_{k}[{query_labels},{other}] * {sine}[{form.query_angle},d]"
     )
     turned_key = (
-        f"{key}_{k}[{key_labels},d] * cosine[{form.key_angle},d] + "
-        f"{key}_{k}[{key_labels},{other}] * sine[{form.key_angle},d]"
+        f"{key}_{k}[{key_labels},d] * {cosine}[{form.key_angle},d] + "
+        f"{key}_{k}[{key_labels},{other}] * {sine}[{form.key_angle},d]"
     )
     return (
         f"qr_{k}[{form.turned_query},d] = {layer.rounded(turned_query)}\n"
         f"kr_{k}[{form.turned_key},d] = {layer.rounded(turned_key)}\n"
     )
+
+
+def angle_names(is_of_window: bool) -> tuple[str, str]:
+    """Return the tensors with the cosines and sines of positions, for layers of one kind."""
+    return ("cosine_w", "sine_w") if is_of_window else ("cosine", "sine")
 
 
 def _cache(layer: Layer) -> str:
@@ -197,14 +245,40 @@ def _attention(layer: Layer) -> str:
     values = form.values.format(k=k)
     scores = f"t_{k}[{form.turned_query},{column}]"
     weights = f"p_{k}[{form.turned_query},{column}]"
-    scale = 1 / math.sqrt(layer.config.head_width)
-    seen = f"float32({scores})" if layer.dtype in HALF_DTYPES else scores
-    softmax = f"softmax[{column}](where({mask}, {seen} * {scale!r}, -inf))"
+    config = layer.config
+    scale = 1 / math.sqrt(config.attention_scalar or config.head_width)
+    seen = f"{layer.precise(scores)} * {scale!r}"
+    if config.attention_cap is not None:
+        seen = _capped(seen, config.attention_cap)
+    seen = f"where({mask}, {seen}, -inf)"
+    products = f"{scores} = sum(qr_{k}[{form.turned_query},d] * {keys})\n"
+    attended = f"o_{k}[{form.query},g,r,d] = sum({weights} * {values})\n"
+    if not config.sinks:
+        softmax = f"{weights} = {layer.rounded(f'softmax[{column}]({seen})')}\n"
+        return products + softmax + attended
+    largest = f"pm_{k}[{form.turned_query}]"
+    power = f"pe_{k}[{form.turned_query},{column}]"
+    sink = layer.precise(f"sink_{k}[g,r]")
+    total = f"sum[{column}]({power}) + exp({sink} - {largest})"
     return (
-        f"{scores} = sum(qr_{k}[{form.turned_query},d] * {keys})\n"
-        f"{weights} = {layer.rounded(softmax)}\n"
-        f"o_{k}[{form.query},g,r,d] = sum({weights} * {values})\n"
+        f"{products}{largest} = maximum(max[{column}]({seen}), {sink})\n"
+        f"{power} = exp({seen} - {largest})\n"
+        f"{weights} = {layer.rounded(f'{power} / ({total})')}\n{attended}"
     )
+
+
+def _capped(number: str, cap: float) -> str:
+    """Return an expression that is close to a number, and never beyond a limit."""
+    return f"{cap!r} * tanh({number} / {cap!r})"
+
+
+def logits(layer: Layer, source: str, labels: str, matrix: str, target: str) -> str:
+    """Return the product with the matrix of the vocabulary."""
+    product = f"sum({source}[{labels},a] * {matrix}[v,a])"
+    cap = layer.config.logits_cap
+    if cap is not None:
+        product = layer.rounded(_capped(layer.precise(product), cap))
+    return f"{target}[{labels},v] = {product}\n"
 
 
 def _attention_output(layer: Layer) -> str:
@@ -212,7 +286,7 @@ def _attention_output(layer: Layer) -> str:
     at = layer.form.query
     bias = layer.bias("bo", "a", layer.config.output_bias)
     product = f"sum(o_{k}[{at},g,r,d] * wo_{k}[a,g,r,d])"
-    return f"y_{k}[{at},a] = x_{k - 1}[{at},a] + {product}{bias}\n"
+    return layer.added(f"y_{k}", f"x_{k - 1}", product + bias, "g3")
 
 
 def _mlp_norm(layer: Layer) -> str:
@@ -224,10 +298,74 @@ def _mlp(layer: Layer) -> str:
     k = layer.number
     at = layer.form.query
     has_bias = layer.config.mlp_bias
-    gate = f"sum(n2_{k}[{at},a] * w1_{k}[f,a]){layer.bias('b1', 'f', has_bias)}"
-    up = f"sum(n2_{k}[{at},a] * w3_{k}[f,a]){layer.bias('b3', 'f', has_bias)}"
+    gate = f"sum({layer.mlp_input} * w1_{k}[f,a]){layer.bias('b1', 'f', has_bias)}"
+    up = f"sum({layer.mlp_input} * w3_{k}[f,a]){layer.bias('b3', 'f', has_bias)}"
+    inside = f"{layer.config.activation}({gate})"
+    if layer.config.mlp == "gated":
+        inside += f" * ({up})"
     down = f"sum(u_{k}[{at},f] * w2_{k}[a,f]){layer.bias('b2', 'a', has_bias)}"
-    return f"u_{k}[{at},f] = silu({gate}) * ({up})\nx_{k}[{at},a] = y_{k}[{at},a] + {down}\n"
+    return f"u_{k}[{at},f] = {inside}\n" + layer.added(f"x_{k}", f"y_{k}", down, "g4")
+
+
+def _router(layer: Layer) -> str:
+    """Weigh the experts of each position: all but the likeliest few have the weight 0.
+
+    An expert is chosen if fewer than so many others are likelier; of equal ones the first counts
+    as likelier. So experts can be cut, as a search for the likeliest, one after another, cannot.
+    """
+    k = layer.number
+    at = layer.form.query
+    config = layer.config
+    bias = layer.bias("br", "e", config.mlp == "joined experts")
+    own = f"h_{k}[{at},e]"
+    other = f"h_{k}[{at},m]"
+    is_likelier = f"({other} > {own}) | (({other} == {own}) & (m < e))"
+    is_chosen = f"c_{k}[{at},e] < {config.chosen}"
+    if config.scaled_choice:
+        weights = f"softmax[e](where({is_chosen}, {layer.precise(own)}, -inf))"
+    else:
+        weights = f"where({is_chosen}, softmax[e]({layer.precise(own)}), 0)"
+    return (
+        f"{own} = sum({layer.mlp_input} * wr_{k}[e,a]){bias}\n"
+        f"c_{k}[{at},e] = count[m]({is_likelier})\n"
+        f"w_{k}[{at},e] = {layer.rounded(weights)}\n"
+    )
+
+
+def _experts(layer: Layer) -> str:
+    """Compute every expert at every position, times its weight there, which is mostly 0.
+
+    The sum over experts and hidden numbers is one product, which can be cut along both.
+    """
+    k = layer.number
+    at = layer.form.query
+    weight = f"w_{k}[{at},e]"
+    gate = f"sum({layer.mlp_input} * w1_{k}[e,f,a])"
+    up = f"sum({layer.mlp_input} * w3_{k}[e,f,a])"
+    inside = f"{layer.config.activation}({gate}) * ({up})"
+    down = f"sum(u_{k}[{at},e,f] * w2_{k}[e,a,f])"
+    products = f"u_{k}[{at},e,f] = {weight} * ({inside})\n"
+    return _router(layer) + products + layer.added(f"x_{k}", f"y_{k}", down, "g4")
+
+
+def _joined_experts(layer: Layer) -> str:
+    """Compute experts whose gate and other product are the even and odd columns of one tensor."""
+    k = layer.number
+    at = layer.form.query
+    config = layer.config
+    both = f"j_{k}[{at},e,f,z]"
+    gate = layer.precise(f"j_{k}[{at},e,f,0]")
+    up = layer.precise(f"j_{k}[{at},e,f,1]")
+    if config.glu_limit is not None:
+        gate = f"minimum({gate}, {config.glu_limit!r})"
+        up = f"clip({up}, {-config.glu_limit!r}, {config.glu_limit!r})"
+    inside = f"({up} + 1) * ({gate}) * sigmoid(({gate}) * {config.glu_alpha or 1.0!r})"
+    down = f"sum(u_{k}[{at},e,f] * w2_{k}[e,f,a]) + sum(w_{k}[{at},e] * b2_{k}[e,a])"
+    return (
+        f"{_router(layer)}{both} = sum({layer.mlp_input} * w1_{k}[e,a,f,z]) + b1_{k}[e,f,z]\n"
+        f"u_{k}[{at},e,f] = {layer.rounded(f'w_{k}[{at},e] * ({inside})')}\n"
+        f"{layer.added(f'x_{k}', f'y_{k}', down, 'g4')}"
+    )
 
 
 def _linear(condition: str, *projections: tuple[str, str, str, str]) -> tuple[Parameter, ...]:
@@ -244,11 +382,25 @@ def _linear(condition: str, *projections: tuple[str, str, str, str]) -> tuple[Pa
     return (*weights, *biases)
 
 
+def _norm(name: str, place: str) -> tuple[Parameter, ...]:
+    """Return the gain of a norm, and its bias where norms have one."""
+    gain = Parameter(name, f"{place}.weight", "a")
+    return (gain, Parameter(norm_bias(name), f"{place}.bias", "a", "norm_biases"))
+
+
+def _after(name: str) -> tuple[Parameter, ...]:
+    """Return the gain of a norm after a module. Architectures that have such norms name them."""
+    return (Parameter(name, "", "a", "post_norms"),)
+
+
+_OF_HEADS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+
 LAYER: tuple[Module, ...] = (
     Module(
         "norm before attention",
-        (Parameter("g1", "input_layernorm.weight", "a"),),
+        _norm("g1", "input_layernorm"),
         _attention_norm,
+        "pre_norms",
     ),
     Module(
         "queries, keys and values",
@@ -262,35 +414,78 @@ LAYER: tuple[Module, ...] = (
     ),
     Module(
         "norms of queries and keys",
-        (
-            Parameter("gq", "self_attn.q_norm.weight", "d"),
-            Parameter("gk", "self_attn.k_norm.weight", "d"),
-        ),
+        (Parameter("gq", _OF_HEADS[0], "d"), Parameter("gk", _OF_HEADS[1], "d")),
         _head_norms,
         "head_norms",
     ),
+    Module(
+        "norms of queries and keys over all heads",
+        (Parameter("gq", _OF_HEADS[0], "grd"), Parameter("gk", _OF_HEADS[1], "gd")),
+        _head_norms,
+        "joint_norms",
+    ),
     Module("rotary positions", (), _rope),
     Module("rows of the caches", (), _cache),
-    Module("attention", (), _attention),
+    Module("attention", (Parameter("sink", "self_attn.sinks", "gr", "sinks"),), _attention),
     Module(
         "output of attention",
-        _linear("output_bias", ("o", "self_attn.o_proj", "a", "grd")),
+        (*_linear("output_bias", ("o", "self_attn.o_proj", "a", "grd")), *_after("g3")),
         _attention_output,
     ),
     Module(
         "norm before the MLP",
-        (Parameter("g2", "post_attention_layernorm.weight", "a"),),
+        _norm("g2", "post_attention_layernorm"),
         _mlp_norm,
+        "pre_norms",
+    ),
+    Module(
+        "MLP with a gate",
+        (
+            *_linear(
+                "mlp_bias",
+                ("1", "mlp.gate_proj", "f", "a"),
+                ("3", "mlp.up_proj", "f", "a"),
+                ("2", "mlp.down_proj", "a", "f"),
+            ),
+            *_after("g4"),
+        ),
+        _mlp,
+        mlp="gated",
     ),
     Module(
         "MLP",
-        _linear(
-            "mlp_bias",
-            ("1", "mlp.gate_proj", "f", "a"),
-            ("3", "mlp.up_proj", "f", "a"),
-            ("2", "mlp.down_proj", "a", "f"),
+        (
+            *_linear("mlp_bias", ("1", "mlp.c_fc", "f", "a"), ("2", "mlp.c_proj", "a", "f")),
+            *_after("g4"),
         ),
         _mlp,
+        mlp="plain",
+    ),
+    Module(
+        "experts",
+        (
+            Parameter("wr", "mlp.gate.weight", "ea"),
+            Parameter("w1", "mlp.experts.*.gate_proj.weight", "efa"),
+            Parameter("w3", "mlp.experts.*.up_proj.weight", "efa"),
+            Parameter("w2", "mlp.experts.*.down_proj.weight", "eaf"),
+            *_after("g4"),
+        ),
+        _experts,
+        mlp="experts",
+    ),
+    Module(
+        "experts, gate and other product joined",
+        (
+            Parameter("wr", "mlp.router.weight", "ea"),
+            Parameter("br", "mlp.router.bias", "e"),
+            Parameter("w1", "mlp.experts.gate_up_proj", "eafz"),
+            Parameter("b1", "mlp.experts.gate_up_proj_bias", "efz"),
+            Parameter("w2", "mlp.experts.down_proj", "efa"),
+            Parameter("b2", "mlp.experts.down_proj_bias", "ea"),
+            *_after("g4"),
+        ),
+        _joined_experts,
+        mlp="joined experts",
     ),
 )
 
@@ -299,7 +494,8 @@ def modules_of(config: Config) -> list[Module]:
     """Return the modules that the layers of a model have."""
     found = []
     for module in LAYER:
-        if not module.condition or getattr(config, module.condition):
+        is_there = not module.condition or getattr(config, module.condition)
+        if is_there and module.mlp in ("", config.mlp):
             found.append(module)
     return found
 

@@ -8,15 +8,29 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from einmpi.api import compile as compile_job
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.contiguous import files_of_tensors as files_of_index
-from einmpi.files.contiguous import find_safetensors, list_tensors
+from einmpi.files.contiguous import list_tensors
 from einmpi.files.datasets import CONVERTIBLE_DTYPES, Dataset
+from einmpi.files.formats import find
 from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.job import Job
-from einmpi.models.config import CONFIG_FILE, NAMED, Config
-from einmpi.models.modules import AT, DECODE, PREFILL, Layer, modules_of, parameters_of
+from einmpi.models.config import ARCHITECTURES, CONFIG_FILE, NAMED, Config
+from einmpi.models.modules import (
+    AT,
+    DECODE,
+    HALF_DTYPES,
+    PREFILL,
+    Layer,
+    angle_names,
+    logits,
+    modules_of,
+    norm_bias,
+    parameters_of,
+)
 from einmpi.planner.planning import TooLittleMemory
 from einmpi.units import counted, show_shape
 
@@ -35,10 +49,22 @@ OUTPUT_HEAD = "lm_head.weight"  # the tensor; checkpoints with tied embeddings m
 
 @dataclass(frozen=True)
 class Weight:
-    """Where the value of an input is: the name of a tensor in a checkpoint, and its split shape."""
+    """Where the value of an input is: the name of a tensor in a checkpoint, and its split shape.
+
+    `rows` are the first row of the tensor, and the one after the last, if there are others. A
+    tensor with a `*` for a number is that of all such tensors, one after another.
+    """
 
     tensor: str
     shape: tuple[int, ...]
+    rows: tuple[int, int] | None = None
+
+    @property
+    def tensors(self) -> list[str]:
+        """Return the names of all tensors that are read."""
+        if "*" not in self.tensor:
+            return [self.tensor]
+        return [self.tensor.replace("*", str(number)) for number in range(self.shape[0])]
 
 
 @dataclass(frozen=True)
@@ -87,14 +113,26 @@ def weights_of(config: Config) -> dict[str, Weight]:
         "g": config.groups,
         "r": config.heads // config.groups,
     }
+    extents.update(e=config.experts, z=2)
     of_vocabulary = (config.vocabulary, config.width)
     weights = {"emb": Weight("model.embed_tokens.weight", of_vocabulary)}
+    names = ARCHITECTURES[config.model_type].tensors
+    parameters = parameters_of(config)
+    places = [names.get(parameter.name, parameter.tensor) for parameter in parameters]
     for number in range(1, config.layers + 1):
-        for parameter in parameters_of(config):
-            tensor = f"model.layers.{number - 1}.{parameter.tensor}"
+        ends: dict[str, int] = {}  # of what is read of a tensor that several parameters share
+        for parameter, place in zip(parameters, places, strict=True):
+            tensor = f"model.layers.{number - 1}.{place}"
             shape = tuple([extents[label] for label in parameter.labels])
-            weights[f"{parameter.name}_{number}"] = Weight(tensor, shape)
+            rows = None
+            if places.count(place) > 1:
+                start = ends.get(place, 0)
+                ends[place] = start + prod(shape[:-1])
+                rows = start, ends[place]
+            weights[f"{parameter.name}_{number}"] = Weight(tensor, shape, rows)
     weights["gf"] = Weight("model.norm.weight", (config.width,))
+    if config.norm_biases:
+        weights[norm_bias("gf")] = Weight("model.norm.bias", (config.width,))
     if not config.tied:
         weights["lm"] = Weight(OUTPUT_HEAD, of_vocabulary)
     return weights
@@ -144,7 +182,7 @@ def prefill_program(
     ModelProgram
         The program.
     """
-    text = f"x_0[b,s,a] = emb[{TOKENS}[b,s], a]\n"
+    text = _embedding(config, "b,s", dtype)
     text += _angles(config, f"s:{sequence}", "s")
     outputs = [LOGITS]
     outputs += [f"x_{number}" for number in hidden]
@@ -161,11 +199,11 @@ def prefill_program(
     text += _head(last, every, lengths)
     inputs: dict[str, tuple[tuple[int, ...], str]] = {
         TOKENS: ((batch, sequence), "int64"),
-        FREQUENCIES: ((config.head_width // 2,), "float32"),
+        FREQUENCIES: (config.frequencies().shape, "float32"),
     }
     if lengths and not every:
         inputs[LENGTHS] = ((batch,), "int64")
-    roles = {"batch": ("b",), "sequence": ("s", "t"), "head": ("g", "r"), "hidden": ("f", "v")}
+    roles = _roles(config, "s", "t")
     return ModelProgram(text, tuple(outputs), inputs, weights_of(config), dtype, roles=roles)
 
 
@@ -189,13 +227,13 @@ def decode_program(config: Config, batch: int, length: int, dtype: str) -> Model
         The program. It takes the caches `kc_K` and `vc_K` of each layer K, writes a row of each
         sequence into them, and returns them as `kn_K` and `vn_K`.
     """
-    text = f"x_0[b,a] = emb[{TOKENS}[b], a]\n"
+    text = _embedding(config, "b", dtype)
     text += _angles(config, "b", f"{AT}[b]")
     outputs = [LOGITS]
     inputs: dict[str, tuple[tuple[int, ...], str]] = {
         TOKENS: ((batch,), "int64"),
         AT: ((batch,), "int64"),
-        FREQUENCIES: ((config.head_width // 2,), "float32"),
+        FREQUENCIES: (config.frequencies().shape, "float32"),
     }
     carry = {}
     cache_shape = (batch, config.groups, length, config.head_width)
@@ -208,7 +246,7 @@ def decode_program(config: Config, batch: int, length: int, dtype: str) -> Model
             outputs.append(new)
             carry[old] = new
     text += _logits(Layer(config, DECODE, dtype, config.layers, length), f"x_{config.layers}", "b")
-    roles = {"batch": ("b",), "sequence": ("u",), "head": ("g", "r"), "hidden": ("f", "v")}
+    roles = _roles(config, "u")
     return ModelProgram(text, tuple(outputs), inputs, weights_of(config), dtype, carry, roles)
 
 
@@ -217,16 +255,45 @@ def _layer_text(layer: Layer) -> str:
     return "".join([module.statements(layer) for module in modules_of(layer.config)])
 
 
-def _angles(config: Config, labels: str, position: str) -> str:
-    """Return cosines and sines of positions, which are float32 in every model."""
-    half_width = config.head_width // 2
-    angle = f"float32({position}) * {FREQUENCIES}[d%{half_width}]"
-    factor = config.rope.attention_factor
+def _roles(config: Config, *positions: str) -> dict[str, tuple[str, ...]]:
+    """Return the labels that strategies cut: experts before the numbers inside of them."""
+    hidden = ("e", "f", "v") if config.experts else ("f", "v")
+    return {"batch": ("b",), "sequence": positions, "head": ("g", "r"), "hidden": hidden}
+
+
+def _embedding(config: Config, labels: str, dtype: str) -> str:
+    """Return the numbers of each token. A factor is rounded to their dtype, as it was trained."""
+    factor = config.embedding_scale
+    if dtype in HALF_DTYPES:
+        factor = float(np.array(factor, dtype))
     scaled = "" if factor == 1 else f" * {factor!r}"
-    cosine = f"cos({angle}){scaled}"
-    sine = f"where(d < {half_width}, -sin({angle}), sin({angle})){scaled}"
-    dimensions = f"{labels},d:{config.head_width}"
-    return f"cosine[{dimensions}] = {cosine}\nsine[{dimensions}] = {sine}\n"
+    return f"x_0[{labels},a] = emb[{TOKENS}[{labels}], a]{scaled}\n"
+
+
+def _angles(config: Config, labels: str, position: str) -> str:
+    """Return cosines and sines of positions, which are float32 in every model.
+
+    The numbers of a head that are not turned have the angle 0. Frequencies of layers with a window
+    follow those of the others.
+    """
+    text = ""
+    first = 0
+    for number, rope in enumerate(config.ropes):
+        width = rope.width(config.head_width)
+        half_width = width // 2
+        index = f"d%{half_width}" if first == 0 else f"{first}+d%{half_width}"
+        angle = f"float32({position}) * {FREQUENCIES}[{index}]"
+        scaled = "" if rope.attention_factor == 1 else f" * {rope.attention_factor!r}"
+        cosine = f"cos({angle}){scaled}"
+        sine = f"where(d < {half_width}, -sin({angle}), sin({angle})){scaled}"
+        if width < config.head_width:
+            cosine = f"where(d < {width}, {cosine}, 1)"
+            sine = f"where(d < {width}, {sine}, 0)"
+        dimensions = f"{labels},d:{config.head_width}"
+        names = angle_names(is_of_window=number > 0)
+        text += f"{names[0]}[{dimensions}] = {cosine}\n{names[1]}[{dimensions}] = {sine}\n"
+        first += half_width
+    return text
 
 
 def _new_caches(number: int, sequence: int, length: int) -> str:
@@ -256,7 +323,7 @@ def _logits(layer: Layer, source: str, labels: str) -> str:
     """Return the last norm and the product with the matrix of the vocabulary."""
     matrix = "emb" if layer.config.tied else "lm"
     norm = layer.norm("nf", source, "gf", f"{labels},a", "a")
-    return norm + f"{LOGITS}[{labels},v] = sum(nf[{labels},a] * {matrix}[v,a])\n"
+    return norm + logits(layer, "nf", labels, matrix, LOGITS)
 
 
 # ---- known programs ------------------------------------------------------------------------------
@@ -416,11 +483,12 @@ def weight_inputs(
     _check_unused(folder, files, weights, may_be_there)
     found = []
     for name, weight in weights.items():
-        file = files.get(weight.tensor)
-        if file is None:
-            expected = nearest_of(sorted(files), weight.tensor)
-            raise InputError(folder, f"there is no tensor {weight.tensor}", expected)
-        dataset = find_safetensors(file, weight.tensor, file)
+        for tensor in weight.tensors:
+            if tensor not in files:
+                expected = nearest_of(sorted(files), tensor)
+                raise InputError(folder, f"there is no tensor {tensor}", expected)
+        file = _file_of(folder, files, weight)
+        dataset = find(InputSpec(name, file=file, inside=weight.tensor, place=file))
         if dataset.dtype.name not in CONVERTIBLE_DTYPES:
             problem = f"{weight.tensor} is {dataset.dtype.name}"
             raise InputError(file, problem, one_of(CONVERTIBLE_DTYPES))
@@ -432,6 +500,7 @@ def weight_inputs(
                 dtype=dtype,
                 file=file,
                 inside=weight.tensor,
+                slices=() if weight.rows is None else ((*weight.rows, 1),),
                 declared_shape=weight.shape,
                 declared_dtype=dataset.dtype.name,
                 convert=None if dataset.dtype.name == dtype else dtype,
@@ -451,7 +520,8 @@ def random_inputs(
     """
     found = []
     for number, (name, weight) in enumerate(weights.items()):
-        if len(weight.shape) == 1 or weight.tensor.endswith(".bias"):
+        is_norm = len(weight.shape) == 1 or "norm" in weight.tensor
+        if is_norm or weight.tensor.endswith("bias"):
             spec = InputSpec(name, weight.shape, dtype, "ones", resident=resident)
         else:
             limit = (3 / weight.shape[-1]) ** 0.5  # a sum over the last dimension has variance 1
@@ -469,13 +539,19 @@ def random_inputs(
     return tuple(found)
 
 
+def _file_of(folder: str, files: Mapping[str, str], weight: Weight) -> str:
+    """Return the file of a weight: the index, if its tensors are in several files."""
+    found = {files[tensor] for tensor in weight.tensors}
+    return found.pop() if len(found) == 1 else os.path.join(folder, INDEX_FILE)
+
+
 def _check_unused(
     folder: str,
     files: Mapping[str, str],
     weights: Mapping[str, Weight],
     may_be_there: Sequence[str],
 ) -> None:
-    used = {weight.tensor for weight in weights.values()}
+    used = {tensor for weight in weights.values() for tensor in weight.tensors}
     unused = []
     for tensor in sorted(files):
         is_ignored = tensor in may_be_there or tensor.endswith(_IGNORED_ENDINGS)
@@ -494,15 +570,19 @@ def _check_shape(dataset: Dataset, weight: Weight) -> None:
     """Refuse a tensor whose dimensions cannot be split into those of the weight."""
     remaining = list(weight.shape)
     can_be_split = True
-    for extent in dataset.shape:
+    for dimension, extent in enumerate(dataset.shape):
+        if dimension == 0 and weight.rows is not None:
+            can_be_split = weight.rows[1] <= extent
+            extent = weight.rows[1] - weight.rows[0]
         product = 1
         while remaining and product < extent:
             product *= remaining.pop(0)
         if product != extent:
             can_be_split = False
     if not can_be_split or prod(remaining) != 1:
+        rows = "" if weight.rows is None else f" in rows {weight.rows[0]}:{weight.rows[1]}"
         raise InputError(
             dataset.file,
             f"{dataset.name} has shape {show_shape(dataset.shape)}",
-            f"dimensions that split into {show_shape(weight.shape)}, as {CONFIG_FILE} says",
+            f"dimensions that split into {show_shape(weight.shape)}{rows}, as {CONFIG_FILE} says",
         )

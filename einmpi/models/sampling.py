@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from einmpi.errors import EinmpiError, InputError
 from einmpi.kernels.reference import plain_array
+from einmpi.models.config import GENERATION_FILE
+from einmpi.models.json_values import read_values
 from einmpi.units import counted
 
 if TYPE_CHECKING:
@@ -37,13 +39,17 @@ class Sampling:
     """How tokens are chosen: with temperature 0 the likeliest one, else at random.
 
     `top_k` keeps the likeliest tokens; 0 keeps all. `top_p` keeps the fewest likeliest tokens whose
-    probabilities add up to it.
+    probabilities add up to it. `min_p` keeps those that are at least so many times as likely as the
+    likeliest. `repetition_penalty` makes tokens that are in the text less likely: positive logits
+    are divided by it, negative ones multiplied.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 def check_sampling(sampling: Sampling, as_flags: bool = False) -> None:
@@ -64,12 +70,20 @@ def check_sampling(sampling: Sampling, as_flags: bool = False) -> None:
     if not 0 < sampling.top_p <= 1:
         problem = f"{sampling.top_p:g} requested"
         raise InputError(place("top_p"), problem, "a probability above 0 and up to 1")
+    _check_number(place("min_p"), sampling.min_p)
+    if not 0 <= sampling.min_p <= 1:
+        problem = f"{sampling.min_p:g} requested"
+        raise InputError(place("min_p"), problem, "a share from 0 to 1")
+    _check_number(place("repetition_penalty"), sampling.repetition_penalty)
+    if sampling.repetition_penalty <= 0:
+        problem = f"{sampling.repetition_penalty:g} requested"
+        raise InputError(place("repetition_penalty"), problem, "a positive number; 1 has no effect")
     _check_integer(place("seed"), sampling.seed)
     if not 0 <= sampling.seed <= _MAX_SEED:
         problem = f"{sampling.seed} requested"
         raise InputError(place("seed"), problem, "an integer from 0 to 2**64 - 1")
     if sampling.temperature == 0:
-        for name in ("top_k", "top_p", "seed"):
+        for name in ("top_k", "top_p", "min_p", "seed"):
             if getattr(sampling, name) != getattr(Sampling, name):
                 problem = "the likeliest token is chosen, as the temperature is 0"
                 raise InputError(place(name), problem, f"{place('temperature')} above 0 with it")
@@ -86,11 +100,22 @@ def _check_integer(place: str, value: object) -> None:
         raise InputError(place, f"{value!r} requested", "an integer")
 
 
-def choose_tokens(logits: Logits, sampling: Sampling, positions: Iterable[int]) -> Tokens:
-    """Return the next token of each sequence; `positions` are those that the tokens will have."""
+def choose_tokens(
+    logits: Logits,
+    sampling: Sampling,
+    positions: Iterable[int],
+    seen: npt.NDArray[np.bool_] | None = None,
+) -> Tokens:
+    """Return the next token of each sequence; `positions` are those that the tokens will have.
+
+    `seen` says which tokens of the vocabulary each text has.
+    """
     scores = logits.astype(np.float64)
     if np.isnan(scores).any():
         raise EinmpiError("generate: a logit is not a number; the model or its dtype is unsuitable")
+    if seen is not None:
+        penalty = float(sampling.repetition_penalty)
+        scores = np.where(seen, np.where(scores > 0, scores / penalty, scores * penalty), scores)
     if sampling.temperature == 0:
         likeliest: Tokens = scores.argmax(axis=-1).astype(np.int64)
         return likeliest
@@ -123,6 +148,10 @@ def candidates(
         kept = max(1, int(np.count_nonzero(before < sampling.top_p)))
         order = order[:kept]
         probabilities = probabilities[:kept]
+    if sampling.min_p > 0:
+        kept = int(np.count_nonzero(probabilities >= sampling.min_p * probabilities[0]))
+        order = order[:kept]
+        probabilities = probabilities[:kept]
     return order, probabilities
 
 
@@ -131,6 +160,41 @@ def _random_fraction(seed: int, sequence: int, position: int) -> float:
     counter = np.array([0, 0, sequence, position], np.uint64)
     key = np.array([seed, 0], np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
+
+
+class SeenTokens:
+    """The tokens of the vocabulary that each text has, if a penalty makes them less likely."""
+
+    def __init__(self, prompts: Prompts, sampling: Sampling, vocabulary: int) -> None:
+        self.mask: npt.NDArray[np.bool_] | None = None
+        if sampling.repetition_penalty != 1:
+            self.mask = np.zeros((len(prompts.tokens), vocabulary), bool)
+            for row, tokens, length in zip(self.mask, prompts.tokens, prompts.lengths, strict=True):
+                row[tokens[:length]] = True
+
+    def add(self, tokens: Tokens) -> None:
+        """Note the next token of each text."""
+        if self.mask is not None:
+            self.mask[np.arange(len(tokens)), tokens] = True
+
+
+def read_sampling(folder: str) -> dict[str, Any]:
+    """Return how generation_config.json wants tokens to be chosen: fields of a Sampling."""
+    path = os.path.join(folder, GENERATION_FILE)
+    if not os.path.exists(path):
+        return {}
+    values = read_values(path)
+    found: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        if values.has(name):
+            found[name] = values.number(name, zero=name in ("temperature", "min_p"))
+            if name.endswith("_p") and found[name] > 1:
+                values.wrong(name, "a number up to 1")
+    if values.has("top_k"):
+        found["top_k"] = values.count("top_k")
+    if not values.truth("do_sample", False):
+        found["temperature"] = 0.0
+    return {"temperature": 1.0, **found}
 
 
 # ---- tokens --------------------------------------------------------------------------------------
@@ -166,17 +230,23 @@ def open_tokenizer(folder: str) -> TextTokenizer:
 
 def _first_word(folder: str) -> str | None:
     """Return the token that the settings want in front of every text, as text."""
-    try:
-        with open(os.path.join(folder, _SETTINGS_FILE), encoding="utf-8") as opened:
-            settings = json.load(opened)
-    except (OSError, ValueError):
-        return None
-    if not isinstance(settings, dict) or not settings.get("add_bos_token"):
+    settings = read_tokenizer_settings(folder)
+    if not settings.get("add_bos_token"):
         return None
     word = settings.get("bos_token")
     if isinstance(word, dict):  # older files write all properties of the token
         word = word.get("content")
     return word if isinstance(word, str) else None
+
+
+def read_tokenizer_settings(folder: str) -> dict[str, Any]:
+    """Return what tokenizer_config.json says; nothing if it is not there or cannot be read."""
+    try:
+        with open(os.path.join(folder, _SETTINGS_FILE), encoding="utf-8") as opened:
+            settings = json.load(opened)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 class TextTokenizer:
@@ -188,9 +258,14 @@ class TextTokenizer:
         if first_word is not None:
             self.first_token = tokenizer.token_to_id(first_word)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with those that the model wants around it."""
-        tokens: list[int] = self.tokenizer.encode(text).ids
+    def encode(self, text: str, is_complete: bool = False) -> list[int]:
+        """Return the tokens of a text, with those that the model wants around it.
+
+        A text that is complete, as a chat template makes it, has these already.
+        """
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=not is_complete).ids
+        if is_complete:
+            return tokens
         if self.first_token is not None and tokens[:1] != [self.first_token]:
             return [self.first_token, *tokens]
         return tokens
@@ -299,6 +374,11 @@ def make_prompts(tokens: Any, lengths: Any, config: Config, new: int = 0) -> Pro
         if new:
             problem += f" and {counted(new, 'new one')}"
         raise InputError("tokens", problem, f"at most {config.positions}, the model's positions")
+    switch = config.rope.switch
+    if switch is not None and max(counts) <= switch < max(counts) + new - 1:
+        problem = f"{counted(max(counts), 'token')} in a prompt and {counted(new, 'new one')}"
+        expected = f"{switch + 1} in all, or a longer prompt: rotary positions change there"
+        raise InputError("tokens", problem, f"at most {expected}")
     return Prompts(padded, np.array(counts, np.int64))
 
 

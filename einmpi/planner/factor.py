@@ -94,8 +94,7 @@ def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
         return True
     if name in graph.carried or name in graph.carried.values():
         return True
-    bound = graph[name].bound
-    if any(needed_of(graph[user], name, bound) is not None for user in graph.consumers[name]):
+    if any(needed_of(graph, graph[user], name) is not None for user in graph.consumers[name]):
         return True
     uses = sum(graph[user].inputs.count(name) for user in graph.consumers[name])
     return uses > 1
@@ -247,7 +246,7 @@ class _Builder:
         if layout is None:
             self.connect(tensor, state, wanted, operand, times)
             return
-        needed = needed_of(vertex, name, tensor.bound, self.orders)
+        needed = needed_of(self.graph, vertex, name, self.orders)
         if needed is None or vertex.inputs.index(name) == operand:
             stored = tensor_symbols(len(tensor.bound))
             self.add_edge(tensor, layout, state, stored, wanted, operand, needed, times)
@@ -266,7 +265,7 @@ class _Builder:
         """
         if tensor.einsum is not None:
             source = self.number["vertex", tensor.name]
-            made = output_symbols(tensor.einsum)
+            made = output_symbols(tensor)
             self.add_edge(tensor, source, target, made, target_symbols, operand, times=times)
         elif tensor.name not in self.resident:
             self.add_edge(tensor, None, target, (), target_symbols, operand)

@@ -133,6 +133,10 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     """Return the plan of a graph on `ranks` ranks. Pure and deterministic."""
     options = options or Options()
     _check_options(graph, ranks, options)
+    # What all ranks know before they plan is on all of them.
+    known = {vertex.name for vertex in graph.inputs if vertex.known is not None}
+    others = (name for name in options.resident if name not in known)
+    options = replace(options, resident=(*others, *sorted(known)))
     start = time.perf_counter()
     if options.machine is None or options.uneven:
         plan = _plan(graph, ranks, options)

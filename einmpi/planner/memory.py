@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,11 @@ import numpy.typing as npt
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Const, Index, IndexEntries, Scalar
+from einmpi.graph.scalar import Arg, Call, Const, Index, IndexEntries, Scalar, walk
 from einmpi.graph.segments import used_labels
 from einmpi.planner.factor import Block
 from einmpi.planner.mesh import Extent, Mesh, length_of, sides
-from einmpi.planner.moving.halo import Needed, needed_of
+from einmpi.planner.moving.halo import Needed, is_inside, needed_of
 from einmpi.planner.orders import Orders
 from einmpi.planner.states import numbered
 
@@ -294,6 +295,26 @@ def row_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None], dimension:
     return block_bytes(replace(vertex, bound=tuple(bound)), mesh, other_cuts)
 
 
+class NumberedList(NamedTuple):
+    """A list of indices that counts what a rank has of a dimension of a tensor, not all of it."""
+
+    operand: int  # of the vertex
+    tensor: str
+    dimension: int
+
+    def replaces(self, vertex: Vertex) -> bool:
+        """Return whether the vertex reads the list for nothing else."""
+        einsum = vertex.computed_einsum
+        arg = Arg(self.operand)
+        uses = [einsum.function]
+        for name, index in zip(vertex.inputs, einsum.operands, strict=True):
+            for dimension, entry in enumerate(index):
+                is_this = (name, dimension, entry) == (self.tensor, self.dimension, arg)
+                if not isinstance(entry, str) and not is_this:
+                    uses.append(entry)
+        return all(node != arg for use in uses for node in walk(use))
+
+
 @dataclass(frozen=True)
 class Cuts:
     """A graph in an order, cut over a mesh, and what follows from that for a rank."""
@@ -317,7 +338,7 @@ class Cuts:
 
     def made(self, name: str) -> tuple[int | None, ...]:
         """Return the dimension that each axis cuts of a result as it is computed."""
-        dimensions = self.graph[name].computed_einsum.output_dimensions
+        dimensions = self.graph[name].dimension_made
         state = self.states[name]
         return tuple([None if label is None else dimensions.get(label) for label in state])
 
@@ -360,12 +381,40 @@ class Cuts:
 
     def needed(self, vertex: Vertex, name: str) -> Needed | None:
         """Return what a vertex needs of a tensor that it reads with index arithmetic."""
-        return needed_of(vertex, name, self.graph[name].bound, self.orders)
+        return needed_of(self.graph, vertex, name, self.orders)
+
+    def numbered_lists(self, vertex: Vertex) -> Iterator[NumberedList]:
+        """Yield the lists by which a vertex reads tensors of which ranks have what these name."""
+        einsum = vertex.computed_einsum
+        for name in dict.fromkeys(vertex.inputs) if einsum.is_gathering else ():
+            needed = self.needed(vertex, name)
+            if needed is None or not needed.lists:
+                continue
+            if is_inside(self.mesh, needed, self.layouts[name], self.states[vertex.name]):
+                continue
+            for dimension in filter(needed.is_listed, range(len(needed.bound))):
+                for entry in dict.fromkeys(index[dimension] for index in needed.indices):
+                    if isinstance(entry, Arg):
+                        yield NumberedList(entry.position, name, dimension)
+
+    def is_loaded(self, name: str) -> bool:
+        """Return whether an input is read as it is, not only as lists that are numbered anew."""
+        if self.graph[name].known is None:
+            return True
+        for user in self.graph.consumers[name]:
+            vertex = self.graph[user]
+            anew = {each.operand for each in self.numbered_lists(vertex) if each.replaces(vertex)}
+            for operand, read in enumerate(vertex.inputs):
+                if read == name and operand not in anew:
+                    return True
+        return False
 
     def is_partial(self, name: str) -> bool:
         """Return whether a tensor is computed as partial results: an aggregated label is cut."""
-        einsum = self.graph[name].einsum
-        return einsum is not None and any(label in einsum.aggregated for label in self.states[name])
+        vertex = self.graph[name]
+        if vertex.is_input:
+            return False
+        return any(label in vertex.partial_labels for label in self.states[name])
 
     def is_there(self, user: str, operand: int) -> bool:
         """Return whether a vertex reads an operand as it is stored, or as it is computed.

@@ -135,7 +135,7 @@ def _words(
             read.add(name)
     blocks = division.blocks
     distances = division.pairs
-    of_block = division.longest * prod(division.pieces)
+    of_block = division.computed.longest * prod(division.computed.pieces)
     elements = vertex.elements * of_block**2 // division.rows**2  # of a pair of blocks
     halves = 1 if division.halves else 0
     summed = blocks * elements * (2 * len(distances) - halves) // 2
@@ -203,9 +203,11 @@ def _cuts_of(vertices: Sequence[Vertex], mesh: Mesh, pairing: Pairing, form: InP
     layouts = {}
     for vertex in vertices:
         einsum = vertex.computed_einsum
-        states[vertex.name] = _cuts(mesh, pairing, form, einsum.extent)
         of_output = {label: einsum.extent[label] for label in einsum.output}
         layout = _cuts(mesh, pairing, form, of_output)
+        states[vertex.name] = _cuts(mesh, pairing, form, einsum.extent)
+        if einsum.aggregated == (form.part,):  # each rank sums all parts of its elements
+            states[vertex.name] = layout
         layouts[vertex.name] = _dimensions(layout, einsum.output)
     return Cuts(form.graph, mesh, states, layouts)
 

@@ -255,8 +255,16 @@ def peak_bound(
 
 def input_bytes(cut: Cuts, inputs: Collection[str]) -> dict[str, int]:
     """Return the bytes of a rank's block of each of these inputs that is used."""
-    used = [name for name in inputs if cut.graph.consumers.get(name)]
-    return {name: cut.block_bytes(name, cut.loaded(name)) for name in used}
+    found = {}
+    for name in inputs:
+        users = cut.graph.consumers.get(name, ())
+        if users:
+            found[name] = cut.block_bytes(name, cut.loaded(name)) if cut.is_loaded(name) else 0
+        for user in users if cut.graph[name].known is not None else ():
+            for each in cut.numbered_lists(cut.graph[user]):
+                if cut.graph[user].inputs[each.operand] == name:
+                    found[name] += cut.block_bytes(name, cut.wanted(user, each.operand))
+    return found
 
 
 # ---- updates in place ----------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from einmpi.planner.memory import (
     stage_of,
 )
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.known_lists import list_of
 from einmpi.planner.moving.volume import Bill, total_bill
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.units import counted, show_bytes
@@ -213,7 +214,7 @@ class Plan(Cuts):
 
     @property
     def gathered(self) -> tuple[str, ...]:
-        """Tensors with dimensions that no plan cuts, because a tensor indexes them.
+        """Tensors with dimensions that no plan cuts: a tensor of unknown values indexes them.
 
         A certificate holds only among plans in which each rank has the whole of such a dimension.
         """
@@ -221,8 +222,10 @@ class Plan(Cuts):
         for vertex in self.graph.computed:
             operands = vertex.computed_einsum.operands
             for name, index in zip(vertex.inputs, operands, strict=True):
-                for entry in index:
-                    if not isinstance(entry, str) and arithmetic_labels(entry) is None:
+                for entry, extent in zip(index, self.graph[name].bound, strict=True):
+                    if isinstance(entry, str) or arithmetic_labels(entry) is not None:
+                        continue
+                    if list_of(self.graph, vertex, entry, extent) is None:
                         names[name] = None
         return tuple(names)
 

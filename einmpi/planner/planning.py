@@ -14,6 +14,7 @@ from einmpi.planner.lower_bound.words import best_lower_bound
 from einmpi.planner.machine import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving import overlap
+from einmpi.planner.moving.known_lists import with_aligned_labels
 from einmpi.planner.moving.volume import Bill, bills, total_bill
 from einmpi.planner.paper import graph_cost
 from einmpi.planner.plan import AUTO, Options, Plan, Recomputed
@@ -63,6 +64,7 @@ class Planning:
     tables: SharedTables = field(default_factory=SharedTables)
 
     def __post_init__(self) -> None:
+        self.graph = with_aligned_labels(self.graph, self.mesh)
         self.searches = searches_of(self.graph, self.mesh, self.options, self.tables)
         self.search = self.searches.search
         self.resident = self.search.resident

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import IndexEntries, relabel
+from einmpi.graph.scalar import relabel, relabel_index
 
 MOST_READERS = 8  # an input with more readers, such as a mask, belongs to no layer
 SMALL_SHARE = 16  # copies with less than this share of the bytes of all results are small
@@ -185,14 +185,7 @@ def _without_names(einsum: EinSum | None) -> object:
     if einsum is None:
         return None
     numbered = {label: str(number) for number, label in enumerate(einsum.labels)}
-
-    def with_numbers(index: IndexEntries) -> IndexEntries:
-        entries = []
-        for entry in index:
-            entries.append(numbered[entry] if isinstance(entry, str) else relabel(entry, numbered))
-        return tuple(entries)
-
-    operands = tuple(with_numbers(index) for index in einsum.operands)
+    operands = tuple(relabel_index(index, numbered) for index in einsum.operands)
     extents = tuple(extent for _, extent in einsum.extents)
     function = relabel(einsum.function, numbered)
     shape = (len(einsum.output), extents, einsum.picked_extent)

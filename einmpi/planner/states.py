@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.mesh import Extent, Mesh, may_cut
 
@@ -38,10 +39,11 @@ def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
     return (*symbols, ndim)
 
 
-def output_symbols(einsum: EinSum) -> tuple[int, ...]:
-    """Return, for each label and R, the result's dimension; ndim + 1 (P) for aggregated labels."""
-    ndim = len(einsum.output)
-    return (*range(ndim), *(ndim + 1 for _ in einsum.aggregated), ndim)
+def output_symbols(vertex: Vertex) -> tuple[int, ...]:
+    """Return, for each label and R, the result's dimension; ndim + 1 (P) for partial results."""
+    ndim = len(vertex.bound)
+    labels = vertex.computed_einsum.labels
+    return (*(vertex.dimension_made.get(label, ndim + 1) for label in labels), ndim)
 
 
 def tensor_symbols(ndim: int) -> tuple[int, ...]:

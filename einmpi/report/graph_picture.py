@@ -107,7 +107,7 @@ def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
         state = plan.states[name]
         made = list(plan.made(name))
         for axis, label in enumerate(state):
-            if label in vertex.einsum.aggregated:
+            if label in vertex.partial_labels:
                 made[axis] = PARTIAL
         use_of(made).events.append("made")
     if name in plan.layouts:
@@ -291,7 +291,7 @@ def _chips(plan: Plan, vertex: Vertex) -> list[tuple[str, str]]:
     if vertex.einsum is not None:
         for label, parts in plan.parts(vertex.name).items():
             if parts > 1:
-                partial = label in vertex.einsum.aggregated
+                partial = label in vertex.partial_labels
                 chips.append((f"{label}:{parts}", "chip-partial" if partial else "chip"))
         if not chips:
             chips.append(("not cut", "faint"))

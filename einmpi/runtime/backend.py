@@ -15,7 +15,7 @@ from einmpi.kernels.prepared import PreparedCalls
 from einmpi.runtime.sharing.inputs import SharedInput
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.passes import Fusions
-from einmpi.schedule.regions import Region, Slot, boxes, indices, packed, shape
+from einmpi.schedule.regions import Listed, Region, Slot, boxes, indices, packed, shape
 from einmpi.schedule.steps import Transfer
 
 # ---- arrays --------------------------------------------------------------------------------------
@@ -188,14 +188,25 @@ def region_indices(region: Region) -> Iterable[tuple[Any, Any]]:
     number_of_boxes = prod(map(len, region))
     if number_of_boxes == 1:
         return (_only_box(region),)
-    if number_of_boxes > MANY_BOXES:
-        return ((np.ix_(*map(indices, region)), (slice(None),) * len(region)),)
+    if number_of_boxes > MANY_BOXES or any(isinstance(runs, Listed) for runs in region):
+        return (_only_list(region),)
     return boxes(region, packed(region))
 
 
 @lru_cache(maxsize=4096)
 def _cached_shape(region: Region) -> tuple[int, ...]:
     return shape(region)
+
+
+@lru_cache(maxsize=1024)
+def _only_list(region: Region) -> tuple[Any, Any]:
+    """Return an index that is a list where there are several runs, and a slice elsewhere."""
+    place: tuple[Any, ...]
+    if sum(len(runs) > 1 for runs in region) > 1:
+        place = np.ix_(*map(indices, region))
+    else:
+        place = tuple(slice(*runs[0]) if len(runs) == 1 else indices(runs) for runs in region)
+    return place, (slice(None),) * len(region)
 
 
 @lru_cache(maxsize=4096)

@@ -17,6 +17,7 @@ from einmpi.kernels.updates import changes_a_part, find_placed_rows
 from einmpi.runtime.actions import ACTIONS, InputSource
 from einmpi.runtime.backend import HostArray
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.compute import prepared_calls
 from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.host_memory import (
     MIN_RECYCLED_BYTES,
@@ -73,7 +74,7 @@ class BoundSteps:
         self.backend = backend
         self.comm = comm
         self.repeat = repeat  # what a step does that repeats others, given its number
-        self.kept = keep_memory(schedule.steps, backend.shared.arrays, outer)
+        self.kept = keep_memory(schedule, backend.shared.arrays, outer)
         self.calls: list[tuple[int, BoundCall]] = []  # with the number of the step
         self.calls_after_loading: list[tuple[int, BoundCall]] = []  # all but those that take inputs
         self.expected: dict[str, Hashable] = {}  # how blocks of inputs are stored, by slot
@@ -95,6 +96,11 @@ class BoundSteps:
         for name in self.kept.slots:
             buffers.arrays.pop(name, None)
         buffers.shrink(self.kept.nbytes)
+        self.forget_storage()
+
+    def forget_storage(self) -> None:
+        """Keep nothing of the inputs of a run that is done."""
+        vars(self).pop("storage", None)
 
     def accepts(self, blocks: Mapping[str, HostArray]) -> bool:
         """Return whether calls were bound to blocks of all inputs that are stored as these are."""
@@ -139,7 +145,9 @@ class BoundSteps:
                 return [] if slot.name in kept.slots else [_bind_free(slot.name)]
             case Store() | SavePoint():
                 return []
-            case Transfer() if step.number in buffers.shared.transfers or step.arriving:
+            case Transfer() if step.number in buffers.shared.transfers:
+                return as_ever
+            case Transfer() if step.arriving and number not in kept.received:
                 return as_ever
             case Transfer(aggregation=None):
                 return bind_exchange(step, number, kept, self.comm)
@@ -154,6 +162,10 @@ class BoundSteps:
                     return [self._bind_kernel(kernel, kept, buffers)]
                 write = self._bind_row_writes(step, kernel, buffers)
                 return as_ever if write is None else [write]
+            case Compute(between=(), replaced=None) if (
+                not step.tiles.kind and not step.tiles.bounds
+            ):
+                return [self._bind_pass(step, buffers) or as_ever[0]]
         return as_ever
 
     def _may_be_partial(self, kernel: Kernel) -> bool:
@@ -193,6 +205,26 @@ class BoundSteps:
             backend.compute_kernel(kernel, operands, make_target(buffers), bare)
 
         return compute_kernel
+
+    def _bind_pass(self, step: Compute, buffers: Buffers) -> BoundCall | None:
+        """Return the call of a fused stencil; None if the backend computes it in another way."""
+        makers = [(slot.name, _bind_making(slot, self.backend)) for slot in step.writes]
+        names = names_of(step.reads)
+
+        def arrays_of(buffers: Buffers) -> dict[str, HostArray]:
+            found = {name: make(buffers) for name, make in makers}
+            for name in names:
+                found[name] = buffers.arrays[name]
+            return found
+
+        call = next(iter(prepared_calls(step, arrays_of(buffers), self.backend)), None)
+        if call is None:
+            return None
+
+        def compute_pass(buffers: Buffers) -> None:
+            call(arrays_of(buffers))
+
+        return compute_pass
 
     def _bind_row_writes(self, step: Compute, kernel: Kernel, buffers: Buffers) -> BoundCall | None:
         """Return the call that writes rows over an input; None if the kernel is none that does."""
@@ -277,12 +309,14 @@ def bind_exchange(step: Transfer, number: int, kept: KeptMemory, comm: Comm) -> 
     messages = messages_of(step)
     own = step.moves.own
     is_bound = own is None or (is_box(own[0]) and is_box(own[1]))
-    if isinstance(messages, GatherInPlace):
-        is_bound = is_bound and step.target.name in kept.slots
-    elif len(step.group) > 1:
+    is_kept = isinstance(messages, GatherInPlace) and step.target.name in kept.slots
+    if len(step.group) > 1 and not is_kept:
         is_bound = is_bound and number in kept.received
     if not is_bound:
         return [lambda buffers: transfer(step, buffers, comm)]
+    if step.arriving:
+        assert isinstance(messages, AtOnce), "a halo is not the same for all ranks"
+        return _bind_messages(messages, step.source, step.group, number, kept, comm)
     calls: list[BoundCall] = []
     if step.target.name not in kept.slots:
         calls.append(lambda buffers: buffers.make(step.target))
@@ -291,9 +325,7 @@ def bind_exchange(step: Transfer, number: int, kept: KeptMemory, comm: Comm) -> 
         target_view = _slot_view(step.target, own[1], kept)
         calls.append(_bind_copy(target_view, source_view))
     if isinstance(messages, GatherInPlace):
-        everything = kept.slots[step.target.name].reshape(-1)[messages.place]
-        gather = comm.prepare_allgatherv(step.group, everything, messages.counts)
-        calls.append(lambda _: gather())
+        calls += _bind_gather_in_place(step, messages, number, kept, comm)
     elif isinstance(messages, Gather):
         everything = kept.received[number]
         gather = comm.prepare_allgatherv(step.group, everything, messages.counts)
@@ -305,6 +337,27 @@ def bind_exchange(step: Transfer, number: int, kept: KeptMemory, comm: Comm) -> 
         received = kept.received[number]
         calls += _bind_unpacking(messages.received, step.target, received, kept)
     return _counted(calls, kept.beside_the_plan.get(number, 0))
+
+
+def _bind_gather_in_place(
+    step: Transfer, messages: GatherInPlace, number: int, kept: KeptMemory, comm: Comm
+) -> list[BoundCall]:
+    """Return the calls that gather pieces of a slot; one without kept memory gets a copy."""
+    name = step.target.name
+    place = messages.place
+    slot = kept.slots.get(name)
+    everything = kept.received[number] if slot is None else slot.reshape(-1)[place]
+    gather = comm.prepare_allgatherv(step.group, everything, messages.counts)
+    if slot is not None:
+        return [lambda _: gather()]
+
+    def gather_and_copy(buffers: Buffers) -> None:
+        target = buffers.arrays[name].reshape(-1)[place]
+        everything[...] = target
+        gather()
+        target[...] = everything
+
+    return [gather_and_copy]
 
 
 def bind_reduce(step: Transfer, number: int, kept: KeptMemory, comm: Comm) -> list[BoundCall]:

@@ -21,7 +21,7 @@ from einmpi.kernels.cpu.scatter import Scatter, scatter_places
 from einmpi.kernels.operands import operands_read
 from einmpi.kernels.prepared import apply
 from einmpi.kernels.updates import compute_in_place
-from einmpi.runtime.backend import PLACES, Array, Arrays, Backend, Copy, HostArray
+from einmpi.runtime.backend import PLACES, Array, Arrays, Backend, ComputeCall, Copy, HostArray
 from einmpi.runtime.buffers import Buffers, PartBuffers
 from einmpi.schedule.blocked_updates import ScatteredRows
 from einmpi.schedule.compute import Compute, Kernel, KernelTile, Tile, box_of, fused
@@ -114,8 +114,17 @@ def _by_implementation(step: Compute, buffers: Buffers) -> int | None:
 
 def _ask_implementations(step: Compute, arrays: Arrays, backend: Backend) -> int | None:
     """Do the same on arrays of all slots of the step, by name."""
+    for call in prepared_calls(step, arrays, backend):
+        nbytes = call(arrays)
+        if nbytes is not None:
+            return nbytes
+    return None
 
-    def prepare() -> list[Callable[[Arrays], int | None]]:
+
+def prepared_calls(step: Compute, arrays: Arrays, backend: Backend) -> Sequence[ComputeCall]:
+    """Return the implementations of a step for arrays that are stored as these are."""
+
+    def prepare() -> list[ComputeCall]:
         found = []
         for implementation in backend.implementations:
             call = implementation(step, arrays)
@@ -123,11 +132,8 @@ def _ask_implementations(step: Compute, arrays: Arrays, backend: Backend) -> int
                 found.append(call)
         return found
 
-    for call in backend.calls.get(step, backend.key_of(arrays), prepare):
-        nbytes: int | None = call(arrays)
-        if nbytes is not None:
-            return nbytes
-    return None
+    calls: Sequence[ComputeCall] = backend.calls.get(step, backend.key_of(arrays), prepare)
+    return calls
 
 
 # ---- tiles in memory -----------------------------------------------------------------------------

@@ -93,7 +93,11 @@ class RecycledMemory:
     def take(self, nbytes: int) -> Memory:
         """Return idle memory of this size, or new memory where there is none."""
         with self.lock:  # transfers in the background take memory too
-            return self._take(nbytes)
+            if self.blocks:
+                return self._take(nbytes)
+            self.most_in_use = max(self.most_in_use, nbytes)
+            self.blocks.append(np.empty(nbytes, np.uint8))
+            return self.blocks[-1]
 
     def _take(self, nbytes: int) -> Memory:
         idle = []

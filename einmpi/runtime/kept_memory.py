@@ -3,7 +3,7 @@ that are not needed at the same time share it, so that it is no more than the pl
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -15,13 +15,15 @@ from einmpi.runtime.host_memory import ALIGNMENT, aligned_empty
 from einmpi.runtime.transfer import (
     AtOnce,
     Gather,
+    Messages,
     are_boxes,
     is_box,
     is_left_to_communicator,
     messages_of,
 )
-from einmpi.schedule.memory import bytes_needed
+from einmpi.schedule.memory import bytes_needed, lowered_bytes
 from einmpi.schedule.regions import Slot, names_of
+from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step, Transfer, numbered
 
 # ---- memory placement ----------------------------------------------------------------------------
@@ -78,9 +80,9 @@ HostArray: TypeAlias = npt.NDArray[Any]
 
 MOST_BYTES_OF_AN_ARRAY = 2**16
 MOST_BYTES_OF_A_SCHEDULE = 2**18
-# Messages of a schedule that keep memory which is not planned: as little as the objects of Python
-# that are bound to its steps.
-MOST_BYTES_BESIDE_THE_PLAN = 2**12
+# Messages of a schedule that keep memory which is not planned: about as little as the objects of
+# Python that are bound to its steps.
+MOST_BYTES_BESIDE_THE_PLAN = 2**14
 
 
 @dataclass(frozen=True)
@@ -107,20 +109,22 @@ _Arrays: TypeAlias = dict[_Key, ArrayUse]  # those that are only of use together
 
 
 def keep_memory(
-    steps: Sequence[Step], shared: Container[str] = (), outer: Sequence[Slot] = ()
+    schedule: Schedule, shared: Container[str] = (), outer: Sequence[Slot] = ()
 ) -> KeptMemory:
     """Allocate memory for the small slots and messages of a schedule, as far as is planned.
 
     Slots in memory that ranks share, given by name, have theirs already, and so have those of a
-    schedule around it.
+    schedule around it. Halos stay where their messages arrive.
     """
+    steps = schedule.steps
     messages = _small_messages(steps)
     candidates = list(messages)
     for arrays in _small_slots(steps):
         if not any(key in shared for key in arrays):
             candidates.append(arrays)
     needed = bytes_needed(steps, shared, dict.fromkeys(names_of(outer), 0))
-    uses, most_in_use = _within_plan(candidates, needed)
+    planned = max([*needed, lowered_bytes(schedule, shared)])
+    uses, most_in_use = _within_plan(candidates, needed, planned)
     offsets, total = place_arrays(list(uses.values()))
     # In arrays of their own, each would be aligned as well.
     has_gaps = total > most_in_use + ALIGNMENT * len(uses)
@@ -133,13 +137,28 @@ def keep_memory(
     bytes_beside = 0
     for arrays in messages:
         is_new = not any(key in uses for key in arrays)
+        is_new = is_new and all(use.first == use.last for use in arrays.values())
         nbytes = _total_bytes(arrays)
         if is_new and bytes_beside + nbytes <= MOST_BYTES_BESIDE_THE_PLAN:
             bytes_beside += nbytes
             for key, use in arrays.items():
                 kept.beside_the_plan[use.first] = nbytes
                 _add_array(kept, key, aligned_empty(use.shape, use.dtype))
+    for number, step in numbered(steps, Transfer):
+        if number in kept.received:
+            for slot, place in _halos(step):
+                kept.slots[slot.name] = kept.received[number][place].reshape(slot.shape)
     return kept
+
+
+def _halos(step: Transfer) -> Iterator[tuple[Slot, slice]]:
+    """Yield the slots that are received as they are, and their places in the message."""
+    messages = messages_of(step) if step.arriving else None
+    if isinstance(messages, AtOnce):
+        for piece in messages.received:
+            slot = step.arriving[piece.member]
+            assert slot is not None, "each message has a slot"
+            yield slot, piece.place
 
 
 def _add_array(kept: KeptMemory, key: _Key, array: HostArray) -> None:
@@ -151,14 +170,15 @@ def _add_array(kept: KeptMemory, key: _Key, array: HostArray) -> None:
         kept.received[key.step] = array
 
 
-def _within_plan(candidates: Sequence[_Arrays], needed: Sequence[int]) -> tuple[_Arrays, int]:
+def _within_plan(
+    candidates: Sequence[_Arrays], needed: Sequence[int], planned: int
+) -> tuple[_Arrays, int]:
     """Return what can be kept without needing more memory than planned.
 
     Arrays that are kept together come together. Small ones are tried before large ones, and
-    messages first. `needed` has the planned bytes of each step. Also return the bytes that are
+    messages first. `needed` has the bytes of each step. Also return the bytes that are
     kept. Single numbers fit into the gaps that alignment leaves, and are not counted.
     """
-    planned = max(needed, default=0)
     chosen: _Arrays = {}
     kept = np.zeros(len(needed), np.int64)  # in use in each step
     counted = np.zeros(len(needed), np.int64)  # those of them that are not single numbers
@@ -199,6 +219,8 @@ def _small_slots(steps: Sequence[Step]) -> list[_Arrays]:
     """Return the slots that only kernels and messages use, and when they are needed."""
     touched: dict[Slot, list[int]] = {}
     excluded: set[str] = set()
+    for _, transfer in numbered(steps, Transfer):  # halos are parts of a message
+        excluded.update(slot.name for slot, _ in _halos(transfer))
     freed: set[str] = set()
     for number, step in enumerate(steps):
         used = (*step.reads, *step.writes, *step.reuses, *step.keeps)
@@ -222,8 +244,9 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
     Other steps would not use the memory, and need as much of their own.
     """
     found: list[_Arrays] = []
+    stored = {slot.name for step in steps for slot in step.keeps}
     for number, step in numbered(steps, Transfer):
-        if step.arriving or step.background:
+        if step.background:
             continue
         if step.aggregation is not None and is_left_to_communicator(step):
             continue
@@ -233,18 +256,18 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
         messages = messages_of(step)
         if messages is None or not are_boxes(messages):
             continue
-        sent = 0
-        received = 0
-        if isinstance(messages, Gather):
-            received = messages.total
-        elif isinstance(messages, AtOnce):
-            sent = sum(messages.send_counts)
-            received = sum(messages.receive_counts)
-        else:
+        sizes = _sizes(messages, step.target.name in stored)
+        if sizes is None:
             continue
-        dtype = step.writes[0].dtype
+        sent, received = sizes
+        last = number
+        halos = {slot for slot, _ in _halos(step)}
+        for later in range(number, len(steps)):
+            if not halos.isdisjoint(steps[later].frees):
+                last = later
+        dtype = step.source.dtype
         own_sent = ArrayUse((sent,), dtype, number, number)
-        own_received = ArrayUse((received,), dtype, number, number)
+        own_received = ArrayUse((received,), dtype, number, last)
         if max(own_sent.nbytes, own_received.nbytes) <= MOST_BYTES_OF_AN_ARRAY:
             found.append(
                 {
@@ -253,3 +276,15 @@ def _small_messages(steps: Sequence[Step]) -> list[_Arrays]:
                 }
             )
     return found
+
+
+def _sizes(messages: Messages, is_stored: bool) -> tuple[int, int] | None:
+    """Return the elements that a step sends and receives in messages; None without messages.
+
+    A slot that is stored has other memory in each run.
+    """
+    if isinstance(messages, Gather):
+        return 0, messages.total
+    if isinstance(messages, AtOnce):
+        return sum(messages.send_counts), sum(messages.receive_counts)
+    return (0, sum(messages.counts)) if is_stored else None

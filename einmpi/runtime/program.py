@@ -96,7 +96,7 @@ class Program:
         self.bound: BoundSteps | None = None
         self.bound_to: Hashable = ()  # how the slots of a schedule around it are stored
         self.peak = 0  # of the memory of a further run
-        self.under_way: Callable[[], Run]  # returns the run whose bound steps are called
+        self.under_way: Callable[[], Run] = _no_run  # returns the run whose bound steps are called
         # The programs of steps that repeat others, by the number of the step.
         self.inner: dict[int, tuple[Repeat, Program]] = {}
         for number, step in numbered(schedule.steps, Repeat):
@@ -150,8 +150,12 @@ class Program:
         bound = self.bound = self.bound or self._new_bound_steps()
         bound.begin(run.storage, run.buffers)
         self.under_way = lambda: run
-        calls = bound.calls or bound.bind_and_yield(run.buffers)
-        self._call(calls, run.buffers, self.under_way)
+        try:
+            calls = bound.calls or bound.bind_and_yield(run.buffers)
+            self._call(calls, run.buffers, self.under_way)
+        finally:  # the inputs and outputs of a run belong to the caller when it is done
+            self.under_way = _no_run
+            bound.forget_storage()
         self.peak = run.buffers.peak
 
     def _new_bound_steps(self, outer: Sequence[Slot] = ()) -> BoundSteps:
@@ -259,9 +263,8 @@ class Program:
     def _go_on_after(self, error: Exception, number: int, run: Run) -> None:
         """Take note of the error of a step, or raise it if the rank cannot go on after it."""
         step = self.schedule.steps[number]
-        kernel = step.only_kernel
-        if kernel is not None and isinstance(error, KERNEL_ERRORS):
-            named = named_error(kernel, error)
+        if step.kernels and isinstance(error, KERNEL_ERRORS):
+            named = named_error(step.kernels[-1], error)
             named.__cause__ = error
             error = named
         part = sum(point < number for point in self.points)
@@ -297,11 +300,18 @@ class Program:
             blocks = take_blocks()
             buffers = Buffers(self.backend)
             arrays = buffers.arrays = {**bound.kept.slots, **blocks}
-            self.under_way = lambda: Run(GivenBlocks(blocks), buffers, failure)
+            storage = bound.storage = GivenBlocks(blocks)
+            self.under_way = lambda: Run(storage, buffers, failure)
             self._call(bound.calls_after_loading, buffers, self.under_way)
         finally:
+            self.under_way = _no_run
+            bound.forget_storage()
             self.lock.release()
         return {name: arrays[slot.name] for name, slot in self.outputs.items()}
+
+
+def _no_run() -> Run:
+    raise AssertionError("no run is under way")
 
 
 class GivenBlocks:

@@ -17,6 +17,7 @@ from einmpi.planner.moving.halo import (
     Needed,
     axes_of_labels,
     borders_of_blocks,
+    cutting_axes,
     ends_of_middle,
     is_inside,
     reached_blocks,
@@ -82,8 +83,7 @@ class _NeededBlocks:
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         """Return the axes on whose digits these indices depend."""
-        axes = axes_of_labels(self.needed.labels(dimension), self.state)
-        return tuple(sorted({axis for _, label_axes in axes for axis in label_axes}))
+        return cutting_axes(axes_of_labels(self.needed.labels(dimension), self.state))
 
 
 def halo_moves(

@@ -3,14 +3,15 @@ so that every rank lowers the plan for itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Recurrence, Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.memory import FusedChain
+from einmpi.graph.scalar import Arg, IndexEntries, Scalar, rebuild
+from einmpi.planner.memory import FusedChain, NumberedList
 from einmpi.planner.mesh import Extent, Mesh
 from einmpi.planner.moving.halo import Needed
 from einmpi.planner.plan import Plan
@@ -33,7 +34,7 @@ from einmpi.schedule.regions import (
     slot_for,
 )
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, Reuse, SavePoint, Step, Store, Transfer, numbered
+from einmpi.schedule.steps import Load, Numbers, Reuse, SavePoint, Step, Store, Transfer, numbered
 from einmpi.schedule.transfers import Moves
 from einmpi.schedule.two_level import exchanges, reductions
 
@@ -160,7 +161,7 @@ class _Lowering:
         graph = self.plan.graph
         self.while_dropped = vertices_while_dropped(self.plan)
         for name in self.plan.resident:
-            if graph.consumers[name]:
+            if graph.consumers[name] and self.plan.is_loaded(name):
                 self.load(graph[name], self.plan.loaded(name))
         chain_of = {}
         for each in self.plan.chains:
@@ -305,8 +306,10 @@ class _Lowering:
         graph = self.plan.graph
         found: dict[int, tuple[Slot, Region | None]] = {}
         shared: dict[str, tuple[Slot, Region]] = {}
+        lists = self.plan.numbered_lists(vertex)
+        numbered = {each.operand for each in lists if each.replaces(vertex)}
         for operand, name in enumerate(vertex.inputs):
-            if vertex.is_fixed(graph[name]) != fixed:
+            if vertex.is_fixed(graph[name]) != fixed or operand in numbered:
                 continue
             needed = self.plan.needed(vertex, name)
             if needed is None:
@@ -322,10 +325,10 @@ class _Lowering:
     ) -> Kernel:
         """Return the kernel of a vertex, given the slots of its operands."""
         state = self.plan.states[vertex.name]
-        einsum = vertex.computed_einsum
+        brought, einsum = self.with_numbered_lists(vertex, brought)
         operands = []
         regions: dict[int, Region] = {}  # what is in the slots of operands with index arithmetic
-        for operand in range(len(vertex.inputs)):
+        for operand in range(len(einsum.operands)):
             slot, region = brought[operand]
             operands.append(slot)
             if region is not None:
@@ -334,10 +337,65 @@ class _Lowering:
         slot = self.slot_of_result(vertex, cuts)
         computed_cuts = []
         for label, cut in zip(state, cuts, strict=True):
-            is_partial = label is not None and label in einsum.aggregated
+            is_partial = label is not None and label in vertex.partial_labels
             computed_cuts.append(PARTIAL if is_partial else cut)
         self.stored[vertex.name] = slot, tuple(computed_cuts)
         return self.kernel(vertex, einsum, state, operands, regions, slot)
+
+    def with_numbered_lists(
+        self, vertex: Vertex, brought: Mapping[int, tuple[Slot, Region | None]]
+    ) -> tuple[Mapping[int, tuple[Slot, Region | None]], EinSum]:
+        """Return the slots of operands, and the EinSum, with lists that count what the rank has.
+
+        A list that is read for something else, too, stays: the other one comes before all operands.
+        """
+        einsum = vertex.computed_einsum
+        found = dict(brought)
+        added: dict[tuple[str, int, Scalar], tuple[Slot, IndexEntries]] = {}
+        for each in self.plan.numbered_lists(vertex):
+            region = found[vertex.inputs.index(each.tensor)][1]
+            assert region is not None, "there is a region of what lists name"
+            slot = self.load_numbers(vertex, each, region[each.dimension])
+            if each.replaces(vertex):
+                found[each.operand] = slot, None
+            else:
+                key = each.tensor, each.dimension, Arg(each.operand)
+                added[key] = slot, einsum.operands[each.operand]
+        if not added:
+            return found, einsum
+        position = {key: number for number, key in enumerate(added)}
+
+        def later(node: Scalar) -> Scalar:
+            return Arg(node.position + len(added)) if isinstance(node, Arg) else node
+
+        operands = [index for _, index in added.values()]
+        for name, index in zip(vertex.inputs, einsum.operands, strict=True):
+            entries: list[str | Scalar] = []
+            for dimension, entry in enumerate(index):
+                if isinstance(entry, str):
+                    entries.append(entry)
+                    continue
+                number = position.get((name, dimension, entry))
+                entries.append(rebuild(entry, later) if number is None else Arg(number))
+            operands.append(tuple(entries))
+        function = rebuild(einsum.function, later)
+        slots = {operand + len(added): slot for operand, slot in found.items()}
+        slots.update((number, (slot, None)) for number, (slot, _) in enumerate(added.values()))
+        return slots, replace(einsum, operands=tuple(operands), function=function)
+
+    def load_numbers(self, vertex: Vertex, each: NumberedList, indices: Runs) -> Slot:
+        """Load a list that is known as places among the indices that this rank has."""
+        listed = self.plan.graph[vertex.inputs[each.operand]]
+        assert listed.known is not None
+        wanted = self.layout(listed, self.plan.wanted(vertex.name, each.operand))
+        block = wanted.region(self.plan.mesh.digits(self.rank))
+        role = f"{operand_role(vertex.name, each.operand)} in {each.tensor}.{each.dimension}"
+        slot = slot_for(listed.name, block, listed.dtype, role)
+        numbers = Numbers(listed.known, block, indices)
+        place = packed(block)
+        load = Load(listed.name, slot, block, place, wanted, kept=True, numbers=numbers)
+        self.steps.append(load)
+        return slot
 
     def complete(self, vertex: Vertex, inside: bool) -> None:
         """Add the steps that bring a result to its layout and store it, and the save point.
@@ -435,10 +493,14 @@ class _Lowering:
         `regions` are those parts of the operands with index arithmetic that are in their slots.
         """
         sides = zip(einsum.labels, self.plan.sides(vertex.name), strict=True)
-        runs = {label: self.share_of(label, side, state) for label, side in sides}
+        cutting = {label: {label} for label in einsum.labels}
+        for each in vertex.aligned:
+            cutting[each.scattered].add(each.aggregated)
+        runs = {label: self.share_of(cutting[label], side, state) for label, side in sides}
         extents = tuple((label, length(runs[label])) for label in einsum.labels)
         # Where a label is used as a number, the kernel must know the indices of its positions.
-        index = tuple((label, runs[label]) for label in einsum.labels_as_numbers if label in state)
+        cut_labels = [label for label in einsum.labels_as_numbers if cutting[label] & set(state)]
+        index = tuple((label, runs[label]) for label in cut_labels)
         select: list[tuple[int, int, Runs]] = []
         indices = []
         for operand, entries in enumerate(einsum.operands):
@@ -465,8 +527,10 @@ class _Lowering:
             vertex.located_name,
         )
 
-    def share_of(self, label: str, side: Extent, state: Sequence[str | None]) -> Runs:
-        """Return the indices of a label that this rank computes with."""
+    def share_of(
+        self, labels: Container[str | None], side: Extent, state: Sequence[str | None]
+    ) -> Runs:
+        """Return the indices of a label that this rank computes with, if these labels cut it."""
         digits = self.plan.mesh.digits(self.rank)
-        cuts = tuple((axis, digits[axis]) for axis, cut in enumerate(state) if cut == label)
+        cuts = tuple((axis, digits[axis]) for axis, cut in enumerate(state) if cut in labels)
         return share(self.plan.mesh, side, cuts)

@@ -126,18 +126,20 @@ def earliest_start(
 
     Only steps that suit, from the step `first` on, are considered; None where there is none.
     """
-    start = None
-    for k in range(number - 1, first - 1, -1):
-        if needed[k] + nbytes > limit:
-            break
-        if suits(steps[k]):
-            start = k
-    return start
+    fitting = number
+    while fitting > first and needed[fitting - 1] + nbytes <= limit:
+        fitting -= 1
+    return next((k for k in range(fitting, number) if suits(steps[k])), None)
 
 
 def peak_bytes(schedule: Schedule) -> int:
     """Return the most bytes of tensors, message buffers and pieces on the rank at any time."""
     return max(bytes_needed(schedule.steps), default=0)
+
+
+def lowered_bytes(schedule: Schedule, shared: Container[str] = ()) -> int:
+    """Return the most bytes that the steps need as they were lowered, for which the plan allows."""
+    return max(bytes_needed(schedule.lowered_steps, shared), default=0)
 
 
 def spilled_bytes(schedule: Schedule) -> int:

@@ -147,7 +147,7 @@ def fuse(schedule: Schedule, plan: Plan, fusions: Fusions, overlaps: bool = True
     """Return the schedule as a backend carries it out, and steps that it repeats likewise."""
 
     def fuse_repeated(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        inside = replace(schedule, steps=steps, updates=())
+        inside = replace(schedule, steps=steps, updates=(), lowered_steps=steps)
         context = Context(plan, (), fusions, overlaps=False)
         return run_passes(inside, FUSION_PASSES, context).steps
 

@@ -19,6 +19,8 @@ from einmpi.planner.moving.halo import length as length
 from einmpi.planner.moving.halo import one_run as one_run
 from einmpi.planner.moving.halo import share as share
 from einmpi.planner.moving.halo import whole as whole
+from einmpi.planner.moving.known_lists import Listed as Listed
+from einmpi.planner.moving.known_lists import indices_of, located_listed, runs_of
 
 # Those with `as` belong to the vocabulary of this module too, for rooms that know no planner.
 
@@ -66,9 +68,7 @@ def _show_runs(runs: Runs) -> str:
 
 def indices(runs: Runs) -> npt.NDArray[np.intp]:
     """Return all indices of the runs, in order."""
-    if not runs:
-        return np.arange(0)
-    return np.concatenate([np.arange(start, stop) for start, stop in runs])
+    return indices_of(runs)
 
 
 # ---- sets of indices ----------------------------------------------------------------------------
@@ -83,6 +83,8 @@ def subtract(one: Runs, two: Runs) -> Runs:
     """Return the indices of the first that the second does not have."""
     if not one:
         return ()
+    if isinstance(one, Listed) or isinstance(two, Listed):
+        return runs_of(np.setdiff1d(indices_of(one), indices_of(two), assume_unique=True))
     last = one[-1][1]
     gaps = []  # what the second leaves out, up to the end of the first
     end = 0
@@ -95,9 +97,15 @@ def subtract(one: Runs, two: Runs) -> Runs:
     return intersect(one, tuple(gaps))
 
 
-@lru_cache(maxsize=16384)
 def locate(inner: Runs, outer: Runs) -> Runs:
     """Return the places of the indices `inner` in a buffer that holds the indices `outer`."""
+    if isinstance(inner, Listed) or isinstance(outer, Listed):
+        return located_listed(inner, outer)
+    return _locate(inner, outer)
+
+
+@lru_cache(maxsize=16384)
+def _locate(inner: Runs, outer: Runs) -> Runs:
     found = []
     stored = 0  # how many indices are stored before the current run of `outer`
     k = 0
@@ -119,6 +127,8 @@ def split(runs: Runs, pieces: int, which: int) -> Runs:
 
 def stretch(runs: Runs, first: int, last: int) -> Runs:
     """Return the indices at the places from `first` up to `last`: the inverse of `locate`."""
+    if isinstance(runs, Listed):
+        return runs_of(runs.indices[first:last])
     found = []
     stored = 0
     for start, stop in runs:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.schedule.compute import Compute, HaloBlock, Kernel
-from einmpi.schedule.memory import bytes_needed
+from einmpi.schedule.memory import lowered_bytes, peak_bytes
 from einmpi.schedule.regions import Region, Slot, elements, names_of, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Free, Step, Transfer, numbered
@@ -224,9 +224,9 @@ def with_folds(
         is_mark = step.kind == "store" or step.when_fused == "after"
         if step.transfer is None and not is_mark and not is_freed:
             last = None
-    if max(bytes_needed(steps), default=0) > max(bytes_needed(schedule.steps), default=0):
-        return schedule
-    return replace(schedule, steps=tuple(steps))
+    fused = replace(schedule, steps=tuple(steps))
+    fits = peak_bytes(fused) <= max(peak_bytes(schedule), lowered_bytes(schedule))
+    return fused if fits else schedule
 
 
 def _folded_slot(

@@ -6,13 +6,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from einmpi.graph.eingraph import Known
 from einmpi.planner import memory
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import Region, Slot, Slots, elements, show_region, whole
+from einmpi.schedule.regions import (
+    Region,
+    Runs,
+    Slot,
+    Slots,
+    elements,
+    indices,
+    show_region,
+    whole,
+)
 from einmpi.schedule.transfers import Cut, Moves, Part
 from einmpi.units import show_bytes
 
@@ -293,11 +305,26 @@ class TensorStep(Step):
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """The indices in a region of a list that is known, as places among those that a rank has."""
+
+    known: Known
+    region: Region
+    indices: Runs
+
+    @cached_property
+    def values(self) -> npt.NDArray[Any]:
+        """An array like the region."""
+        listed = self.known.values[np.ix_(*map(indices, self.region))]
+        return np.searchsorted(indices(self.indices), listed).astype(listed.dtype)
+
+
+@dataclass(frozen=True)
 class Load(TensorStep):
     """Fill a part of a slot with a region of an input.
 
     All ranks of the mesh have this step, even with nothing to load: from a file they may read it
-    together.
+    together. A list of indices may be numbered anew.
     """
 
     name = "load"
@@ -309,6 +336,7 @@ class Load(TensorStep):
     layout: Layout  # the regions of all ranks
     kept: bool = False  # the input stays on the rank between runs
     overwritten: bool = False  # a later step writes over it
+    numbers: Numbers | None = None
 
     @property
     def writes(self) -> Slots:
@@ -330,7 +358,8 @@ class Load(TensorStep):
         yield self.slot, self.place
 
     def __str__(self) -> str:
-        return f"load      {self.slot} ← {show_region(self.region)} of {self.tensor}"
+        numbered = "" if self.numbers is None else ", numbered anew"
+        return f"load      {self.slot} ← {show_region(self.region)} of {self.tensor}{numbered}"
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,9 @@ def _cuts_of(plan: Plan, name: str) -> list[Cuts]:
     readers = [graph[user] for user in graph.consumers[name]]
     found: list[Cuts] = []
     if name in plan.states:
-        aggregated = graph[name].computed_einsum.aggregated
+        partial = graph[name].partial_labels
         cuts = zip(plan.states[name], plan.made(name), strict=True)
-        found.append(tuple([PARTIAL if label in aggregated else cut for label, cut in cuts]))
+        found.append(tuple([PARTIAL if label in partial else cut for label, cut in cuts]))
     elif readers:
         found.append(plan.loaded(name))
     if name in plan.layouts:

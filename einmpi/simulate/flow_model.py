@@ -20,20 +20,26 @@ from einmpi.simulate.classes import (
     sizes_there,
 )
 from einmpi.simulate.dry_run import BYTES_OF_A_SIGNAL
-from einmpi.simulate.flows import HEADER, Floats, Network, ends_of_flows, routes_between
+from einmpi.simulate.flows import (
+    HEADER,
+    Floats,
+    Ints,
+    Network,
+    SharedLinks,
+    routes_between,
+)
 from einmpi.simulate.message_rounds import barrier_distances, rounds_of_gather, rounds_of_sums
 
-# Each rank has a clock. All ranks make the same calls in the same order, so the messages of one
-# round of a call are looked at together: a message begins when both ranks are there, and shares the
-# links with the others of the round. Ranks that are early wait for their partners only.
+# Each rank has a clock, and goes through its calls, and through the rounds of each call. A message
+# begins when both ranks are there; it shares links with all messages that are under way then.
 
-AT_ONCE = -1  # in place of a round: all these messages are sent when a call begins
+AT_ONCE = 0  # in place of a round: begun with the call, and ended before its end
 
 
 class Flows(NamedTuple):
     """Messages of a call: arrays with one entry for each, or numbers for all."""
 
-    rounds: Any
+    rounds: Any  # from 1 on, or AT_ONCE
     sources: Ranks
     targets: Ranks
     nbytes: Any
@@ -44,26 +50,164 @@ def run_classes(plan: Plan, classes: Sequence[RankClass], network: Network) -> t
 
     The nodes of the plan are the first ones of the network.
     """
-    cores = plan.ranks // plan.nodes
-    clock = np.zeros(plan.ranks)
-    messages = 0
-    calls = [(call, each) for each in classes for call in each.comm.noted]
-    calls.sort(key=lambda pair: pair[0].order)
-    for _, at_the_same_time in groupby(calls, key=lambda pair: pair[0].order):
-        found = []
-        for call, each in at_the_same_time:
-            if call.kind == "compute":
-                clock[each.ranks] += _seconds_of(call.action, network)
-                continue
-            for flows in _flows_of(plan.mesh, call, each, cores):
-                found.append(_arrays(flows))
-                if call.kind not in ("barrier", "copy"):
-                    messages += int((found[-1].nbytes > 0).sum())
-        if found:
-            clock = _after(
-                clock, Flows(*map(np.concatenate, zip(*found, strict=True))), network, cores
-            )
-    return float(clock.max()), messages
+    run = _Run(plan, classes, network)
+    run.begin_call(0, np.arange(plan.ranks), np.zeros(plan.ranks))
+    while run.end_messages():
+        pass
+    return run.seconds, run.messages
+
+
+class _Run:
+    """All ranks on their way through the calls."""
+
+    def __init__(self, plan: Plan, classes: Sequence[RankClass], network: Network) -> None:
+        self.plan = plan
+        self.network = network
+        self.cores = plan.ranks // plan.nodes
+        calls = [(call, each) for each in classes for call in each.comm.noted]
+        calls.sort(key=lambda pair: pair[0].order)
+        at_the_same_time = groupby(calls, key=lambda pair: pair[0].order)
+        self.calls = [list(together) for _, together in at_the_same_time]
+        self.begun: dict[int, _CallOfRanks] = {}  # the calls where some ranks are
+        self.links = SharedLinks(network)
+        self.seconds = 0.0
+        self.messages = 0  # of elements
+
+    def begin_call(self, number: int, ranks: Ranks, times: Floats) -> None:
+        """Let ranks begin a call at these times, and those after it as soon as they can."""
+        while len(ranks) and number < len(self.calls):
+            if number not in self.begun:
+                self.begun[number] = self._call_of_ranks(number)
+            call = self.begun[number]
+            passed = self._come(number, call.begins[ranks], times + call.kernels[ranks])
+            ranks, times = self._go_on(number, passed)
+            number += 1
+        self.seconds = float(times.max(initial=self.seconds))
+
+    def end_messages(self) -> bool:
+        """Let the ranks go on whose messages end next; return whether there were messages."""
+        tags, ends = self.links.end_next()
+        for number in np.unique(tags[:, 0]).tolist():
+            chosen = tags[:, 0] == number
+            passed = self.begun[number].end(tags[chosen, 1], ends[chosen])
+            self.begin_call(number + 1, *self._go_on(number, passed))
+        return len(tags) > 0
+
+    def _go_on(self, number: int, passed: Ints) -> tuple[Ranks, Floats]:
+        """Let ranks go on from places of a call; return those that leave it, and when."""
+        call = self.begun[number]
+        left = [passed[:0]]
+        while len(passed):
+            is_last = call.is_last[passed]
+            left.append(passed[is_last])
+            passed = passed[~is_last]
+            passed = self._come(number, passed + 1, call.times[passed])
+        gone = np.concatenate(left)
+        call.ranks -= len(gone)
+        if not call.ranks:
+            del self.begun[number]
+        return call.rank_at[gone], call.times[gone]
+
+    def _come(self, number: int, places: Ints, times: Floats) -> Ints:
+        """Let ranks come to places of a call at these times, and send the messages that can begin.
+
+        Return the places that ranks can leave now. Messages inside a node disturb no others, so it
+        is known when they end.
+        """
+        call = self.begun[number]
+        messages = call.come(places, times)
+        at_once = places[call.awaited[places] == 0]
+        sources = call.flows.sources[messages] // self.cores
+        targets = call.flows.targets[messages] // self.cores
+        nbytes, starts = call.flows.nbytes[messages], call.starts[messages]
+        away = sources != targets
+        if away.any():
+            routes = routes_between(self.network, sources[away], targets[away])
+            tags = np.stack([np.full(away.sum(), number), messages[away]], axis=1)
+            self.links.send(starts[away], nbytes[away], routes, tags)
+        ends = starts + self.network.latency_inside
+        ends += (nbytes + HEADER) / self.network.bandwidth_inside
+        return np.concatenate([at_once, call.end(messages[~away], ends[~away])])
+
+    def _call_of_ranks(self, number: int) -> _CallOfRanks:
+        kernels = np.zeros(self.plan.ranks)
+        nothing = np.empty(0, np.int64)
+        found = [Flows(nothing, nothing, nothing, nothing)]
+        calls = self.calls[number]
+        if calls[0][0].kind == "compute":
+            for call, each in calls:
+                kernels[each.ranks] += _seconds_of(call.action, self.network)
+            calls = []
+        for kind, flows in _flows_of(self.plan.mesh, calls, self.cores):
+            is_sent = np.broadcast_to(flows.nbytes, flows.targets.shape) > 0
+            columns = [np.broadcast_to(column, is_sent.shape)[is_sent] for column in flows]
+            found.append(Flows(*columns))
+            if kind not in ("barrier", "copy"):
+                self.messages += len(found[-1].nbytes)
+        return _CallOfRanks(Flows(*map(np.concatenate, zip(*found, strict=True))), kernels)
+
+
+class _CallOfRanks:
+    """A call, and how far the ranks are with it.
+
+    A rank goes from place to place: the begin of the call, each round in which it has messages, and
+    the end. The places of all ranks are numbered one after another.
+    """
+
+    def __init__(self, flows: Flows, kernels: Floats) -> None:
+        self.flows = flows
+        self.kernels = kernels  # seconds of each rank before the call
+        self.ranks = len(kernels)  # those that have not left it
+        # The rounds that there are, numbered one after another.
+        numbers = np.unique(flows.rounds[flows.rounds != AT_ONCE])
+        end = len(numbers) + 1
+        is_at_once = flows.rounds == AT_ONCE
+        first_round = np.where(is_at_once, 0, np.searchsorted(numbers, flows.rounds) + 1)
+        last_round = np.where(is_at_once, end, first_round)
+        members = np.stack([flows.sources, flows.targets]) * (end + 1)
+        begins = np.arange(self.ranks) * (end + 1)
+        is_place = np.zeros(self.ranks * (end + 1), bool)
+        for keys in (begins, members + first_round, members + last_round):
+            is_place[keys] = True
+        place_of = np.cumsum(is_place) - 1
+        self.begins = place_of[begins]
+        self.rank_at = np.flatnonzero(is_place) // (end + 1)
+        places = len(self.rank_at)
+        self.is_last = np.append(np.diff(self.rank_at) > 0, True)
+        self.is_reached = np.zeros(places, bool)
+        self.times = np.full(places, -np.inf)  # when the rank came, or the last message ended
+        # Messages by the places where they begin, and the places where they end.
+        begun_at = place_of[members + first_round].ravel()
+        self.begun = np.argsort(begun_at, kind="stable") % max(len(flows.nbytes), 1)
+        self.borders = np.append(0, np.cumsum(np.bincount(begun_at, minlength=places)))
+        self.ended_at = place_of[members + last_round]
+        self.awaited = np.bincount(self.ended_at.ravel(), minlength=places)
+        self.starts = np.full(len(flows.nbytes), -np.inf)
+        self.missing = np.full(len(flows.nbytes), 2)  # partners who have not come yet
+
+    def come(self, places: Ints, times: Floats) -> Ints:
+        """Let ranks come to places at these times; return the messages that can begin."""
+        self.is_reached[places] = True
+        self.times[places] = np.maximum(self.times[places], times)
+        first, counts = self.borders[places], self.borders[places + 1] - self.borders[places]
+        inside = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        messages = self.begun[np.repeat(first, counts) + inside]
+        np.maximum.at(self.starts, messages, np.repeat(times, counts))
+        np.subtract.at(self.missing, messages, 1)
+        return _distinct(messages[self.missing[messages] == 0])
+
+    def end(self, messages: Ints, ends: Floats) -> Ints:
+        """Let messages end; return the places where ranks have waited for the last of them."""
+        places = self.ended_at[:, messages].ravel()
+        np.maximum.at(self.times, places, np.tile(ends, 2))
+        np.subtract.at(self.awaited, places, 1)
+        return _distinct(places[self.is_reached[places] & (self.awaited[places] == 0)])
+
+
+def _distinct(numbers: Ints) -> Ints:
+    """Return the different ones of many numbers, in order: several times as fast as np.unique."""
+    numbers = np.sort(numbers)
+    return numbers[np.diff(numbers, prepend=-1) > 0]
 
 
 def _seconds_of(action: str, network: Network) -> float:
@@ -71,97 +215,91 @@ def _seconds_of(action: str, network: Network) -> float:
     return float(amount) if name == "sleep" else float(amount) / network.speed
 
 
-def _arrays(flows: Flows) -> Flows:
-    return Flows(*np.broadcast_arrays(*flows))
-
-
-def _flows_of(mesh: Mesh, call: Call, each: RankClass, cores: int) -> Iterator[Flows]:
-    """Yield what the ranks of a class send in a call."""
-    ranks = each.ranks
-    if call.kind == "copy":
-        yield Flows(0, ranks, ranks, call.nbytes)
-        return
-    axes = axes_of_group(mesh, call.group)
-    distances = np.array(members_along(mesh, axes))
-    size = len(distances)
-    place = along(mesh, axes, ranks)
-    first = ranks - distances[place]
-    if call.kind == "barrier":
-        for number, distance in enumerate(barrier_distances(size)):
-            target = (place + distance) % size
-            yield Flows(number, ranks, first + distances[target], BYTES_OF_A_SIGNAL)
-    elif call.kind in ("gather", "sums"):
-        rounds = rounds_of_gather if call.kind == "gather" else rounds_of_sums
-        for chosen, sizes in _with_sizes(
-            mesh, axes, call, along(mesh, axes, each.comm.rank), place
-        ):
-            for number, one in enumerate(rounds(place[chosen], sizes)):
-                targets = first[chosen] + distances[one.target]
-                yield Flows(number, ranks[chosen], targets, one.sent)
-    else:
-        like = each.comm.rank
-        of_node = sum(other // cores == like // cores for other in call.group)
-        most = max(map(len, call.sent))
-        before = along(mesh, axes, like)
-        for other, messages in enumerate(call.sent):
-            target = shifted(mesh, axes, other, before, place)
-            targets = first + distances[target]
-            for number, nbytes in enumerate(messages):
-                if call.kind == "pairs":
-                    round_number = (target - place) % size * most + number
-                else:
-                    # Messages inside of a node go in rounds.
-                    is_near = ranks // cores == targets // cores
-                    round_number = np.where(is_near, (target - place) % of_node, AT_ONCE)
-                yield Flows(round_number, ranks, targets, nbytes)
+def _flows_of(
+    mesh: Mesh, calls: Sequence[tuple[Call, RankClass]], cores: int
+) -> Iterator[tuple[str, Flows]]:
+    """Yield what ranks send in calls at the same time, and its kind; many classes at once."""
+    in_rounds: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[Ranks]] = {}
+    in_pairs: dict[tuple[str, tuple[int, ...], int], list[tuple[Call, RankClass]]] = {}
+    for call, each in calls:
+        if call.kind == "copy":
+            yield call.kind, Flows(AT_ONCE, each.ranks, each.ranks, call.nbytes)
+            continue
+        axes = axes_of_group(mesh, call.group)
+        if call.kind in ("exchange", "pairs"):
+            alike = in_pairs.setdefault((call.kind, axes, len(each.ranks)), [])
+            alike.append((call, each))
+            continue
+        for sizes, ranks in _with_sizes(mesh, axes, call, each):
+            in_rounds.setdefault((call.kind, axes, sizes), []).append(ranks)
+    for (kind, axes, sizes), several in in_rounds.items():
+        for flows in _rounds_of(mesh, kind, axes, sizes, np.concatenate(several)):
+            yield kind, flows
+    for (kind, axes, _), alike in in_pairs.items():
+        yield kind, _pairs_of(mesh, kind, axes, alike, cores)
 
 
 def _with_sizes(
-    mesh: Mesh, axes: Sequence[int], call: Call, before: int, place: Ranks
-) -> Iterator[tuple[Ranks, Ranks]]:
-    """Yield ranks for which the members of their groups have the same sizes, and these sizes."""
-    found: dict[tuple[int, ...], list[Ranks]] = {}
-    members = np.arange(len(call.sizes))
-    if len(set(call.sizes)) == 1:
-        yield np.arange(len(place)), np.array(call.sizes)
+    mesh: Mesh, axes: Sequence[int], call: Call, each: RankClass
+) -> Iterator[tuple[tuple[int, ...], Ranks]]:
+    """Yield the sizes of the members of groups, and the ranks whose groups have them."""
+    if len(set(call.sizes)) <= 1:
+        yield tuple(call.sizes), each.ranks
         return
+    members = np.arange(len(call.sizes))
+    before = along(mesh, axes, each.comm.rank)
+    place = along(mesh, axes, each.ranks)
     for one in np.unique(place):
         there = shifted(mesh, axes, members, before, one)
-        sizes = tuple(sizes_there(call.sizes, there))
-        found.setdefault(sizes, []).append(np.flatnonzero(place == one))
-    for sizes, places in found.items():
-        yield np.concatenate(places), np.array(sizes)
+        yield tuple(sizes_there(call.sizes, there)), each.ranks[place == one]
 
 
-def _after(clock: Floats, flows: Flows, network: Network, cores: int) -> Floats:
-    """Return the clocks after the messages of a call."""
-    flows = Flows(*(each[flows.nbytes > 0] for each in flows))
-    order = np.argsort(flows.rounds, kind="stable")
-    borders = np.flatnonzero(np.diff(flows.rounds[order])) + 1
-    begin = now = clock
-    ends = clock
-    for chosen in np.split(order, borders):
-        if not len(chosen):
-            continue
-        one = Flows(*(each[chosen] for each in flows))
-        if one.rounds[0] == AT_ONCE:
-            ends = _after_round(begin, one, network, cores)
-        else:
-            now = _after_round(now, one, network, cores)
-    return np.maximum(now, ends)
+def _rounds_of(
+    mesh: Mesh, kind: str, axes: tuple[int, ...], sizes: tuple[int, ...], ranks: Ranks
+) -> Iterator[Flows]:
+    """Yield the messages of a barrier, a gather or a sum."""
+    distances = np.array(members_along(mesh, axes))
+    place = along(mesh, axes, ranks)
+    first = ranks - distances[place]
+    if kind == "barrier":
+        for number, distance in enumerate(barrier_distances(len(distances))):
+            target = (place + distance) % len(distances)
+            yield Flows(number + 1, ranks, first + distances[target], BYTES_OF_A_SIGNAL)
+        return
+    rounds = rounds_of_gather if kind == "gather" else rounds_of_sums
+    for number, one in enumerate(rounds(place, np.array(sizes))):
+        yield Flows(number + 1, ranks, first + distances[one.target], one.sent)
 
 
-def _after_round(clock: Floats, flows: Flows, network: Network, cores: int) -> Floats:
-    """Return the clocks after messages that are sent as soon as both ranks are there."""
-    starts = np.maximum(clock[flows.sources], clock[flows.targets])
-    sources, targets = flows.sources // cores, flows.targets // cores
-    ends = starts + network.latency_inside
-    ends += (flows.nbytes + HEADER) / network.bandwidth_inside
-    away = sources != targets
-    if away.any():
-        routes = routes_between(network, sources[away], targets[away])
-        ends[away] = ends_of_flows(network, starts[away], flows.nbytes[away], routes)
-    found = clock.copy()
-    np.maximum.at(found, flows.sources, ends)
-    np.maximum.at(found, flows.targets, ends)
-    return found
+def _pairs_of(
+    mesh: Mesh,
+    kind: str,
+    axes: tuple[int, ...],
+    calls: Sequence[tuple[Call, RankClass]],
+    cores: int,
+) -> Flows:
+    """Return messages between pairs: of as many ranks of each class."""
+    messages = [
+        (number, other, part, nbytes)
+        for number, (call, _) in enumerate(calls)
+        for other, sizes in enumerate(call.sent)
+        for part, nbytes in enumerate(sizes)
+    ]
+    of_class, others, parts, nbytes = np.array(messages, np.int64).reshape(-1, 4).T
+    others, parts, nbytes = (column[:, np.newaxis] for column in (others, parts, nbytes))
+    distances = np.array(members_along(mesh, axes))
+    like = np.array([[each.comm.rank] for _, each in calls])
+    before = along(mesh, axes, like)
+    ranks = np.stack([each.ranks for _, each in calls])[of_class]
+    place = along(mesh, axes, ranks)
+    target = shifted(mesh, axes, others, before[of_class], place)
+    targets = ranks - distances[place] + distances[target]
+    if kind == "pairs":
+        most = parts.max(initial=0) + 1
+        return Flows((target - place) % len(distances) * most + parts, ranks, targets, nbytes)
+    # Messages inside of a node go in rounds.
+    members = like - distances[before] + distances
+    on_node = (members // cores == like // cores).sum(axis=1, keepdims=True)[of_class]
+    is_near = ranks // cores == targets // cores
+    rounds = np.where(is_near, (target - place) % on_node, AT_ONCE)
+    return Flows(rounds, ranks, targets, nbytes)

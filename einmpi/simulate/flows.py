@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, TypeAlias
 from xml.etree import ElementTree
@@ -22,9 +21,10 @@ HEADER = 16  # bytes of a message besides its elements, as in SMPI
 _WINDOW = 4_194_304  # bytes of a flow that may be under way: SimGrid's network/TCP-gamma
 NO_LINK = 0  # its place in routes that are shorter than others; it is never full
 # Rates are shared out anew when a flow begins or ends. Of many flows, what happens within this part
-# of the time that they still need is taken together.
+# of the time that they take is taken together.
 _MANY_FLOWS = 1000
 _TOGETHER = 0.05
+_ROUNDING = 1e-9  # the same for few flows
 _MOST_PASSES = 16  # of the search for full links; after it, flows get what is left
 
 # ---- platform ------------------------------------------------------------------------------------
@@ -99,26 +99,19 @@ def _quantity(text: str, units: Mapping[str, float], end: str) -> float:
 Column: TypeAlias = tuple[Ints, int]  # a link of each flow, or -1; how many in parallel it is
 
 
-@dataclass(frozen=True)
-class Routes:
-    """The links that flows pass."""
+class Routes(NamedTuple):
+    """The links that flows pass: arrays [flow, link]."""
 
-    links: Ints  # of each flow; NO_LINK where it has fewer than others
-    passed: Ints  # how many they are
-    capacity: Floats  # of each link, in bytes per second
+    links: Ints  # NO_LINK where a flow has fewer than others
+    capacity: Floats  # in bytes per second
 
 
 def routes_between(network: Network, sources: Ints, targets: Ints) -> Routes:
     """Return the links from nodes to others."""
     columns = _ROUTES[network.topology](network, sources, targets)
     links = np.stack([column for column, _ in columns], axis=1) + 1
-    found, numbers = np.unique(np.append(links.ravel(), NO_LINK), return_inverse=True)
-    numbers = numbers[:-1].reshape(links.shape)
-    capacity = np.full(len(found), network.bandwidth)
-    for place, (_, parallel) in enumerate(columns):
-        capacity[numbers[:, place]] = network.bandwidth * parallel
-    capacity[NO_LINK] = np.inf
-    return Routes(numbers, (links != NO_LINK).sum(axis=1), capacity)
+    parallel = np.array([parallel for _, parallel in columns])
+    return Routes(links, np.where(links == NO_LINK, np.inf, network.bandwidth * parallel))
 
 
 def _flat(network: Network, sources: Ints, targets: Ints) -> list[Column]:
@@ -167,15 +160,16 @@ def _torus(network: Network, sources: Ints, targets: Ints) -> list[Column]:
 
 def _dragonfly(network: Network, sources: Ints, targets: Ints) -> list[Column]:
     """To the switch with the link to the target's group, over it, and to the target's switch."""
-    (_, global_links), (chassis, of_chassis), (blades, of_blades), (at_switch,) = network.parameters
+    (groups, global_links), (chassis, of_chassis), (blades, of_blades), (at_switch,) = (
+        network.parameters
+    )
     of_group = chassis * blades
-    switches = network.nodes // at_switch
     here, last = sources // at_switch, targets // at_switch  # switches
     columns = [(sources, 1)]
 
     def hop(is_taken: npt.NDArray[np.bool_], there: Ints, parallel: int) -> None:
         nonlocal here
-        number = 2 * network.nodes + here * switches + there
+        number = 2 * network.nodes + here * of_group + there % of_group
         columns.append((np.where(is_taken, number, -1), parallel))
         here = np.where(is_taken, there, here)
 
@@ -183,7 +177,9 @@ def _dragonfly(network: Network, sources: Ints, targets: Ints) -> list[Column]:
     leaves = group != last_group
     hop(leaves & (here % blades != last_group), here // blades * blades + last_group, of_blades)
     hop(leaves & (here % of_group >= blades), group * of_group + here % blades, of_chassis)
-    hop(leaves, last_group * of_group + group, global_links)
+    between = 2 * network.nodes + groups * of_group**2 + group * groups + last_group
+    columns.append((np.where(leaves, between, -1), global_links))
+    here = np.where(leaves, last_group * of_group + group, here)
     hop(here % blades != last % blades, here // blades * blades + last % blades, of_blades)
     hop(here != last, last, of_chassis)
     return [*columns, (network.nodes + targets, 1)]
@@ -199,40 +195,65 @@ _ROUTES: dict[str, Callable[[Network, Ints, Ints], list[Column]]] = {
 # ---- sharing of links ----------------------------------------------------------------------------
 
 
-def ends_of_flows(network: Network, starts: Floats, nbytes: Ints, routes: Routes) -> Floats:
-    """Return when flows end that begin at these times."""
-    waits = routes.passed * network.latency
-    begins = starts + waits
-    left = nbytes + float(HEADER)
-    ends = np.empty(len(starts))
-    order = np.argsort(begins, kind="stable")
-    active = order[:0]
-    since = begins.copy()  # until when a flow has got its bytes
-    begun = 0
-    now = -np.inf
-    while begun < len(order) or len(active):
-        if not len(active):
-            now = begins[order[begun]]
-        more = int(np.searchsorted(begins[order], now, side="right"))
-        active = np.concatenate([active, order[begun:more]])
-        begun = more
-        rates = _shares(routes.links[active], 1 / waits[active], routes.capacity)
-        rates = np.minimum(rates, _WINDOW / (2 * waits[active]))
-        needs = left[active] / rates
-        until = since[active] + needs
-        following = until.min()
-        if begun < len(order):
-            following = min(following, begins[order[begun]])
-        now = max(now, following)
-        if len(starts) > _MANY_FLOWS:
-            now += _TOGETHER * float(needs.mean())
-        done = until <= now
-        ends[active[done]] = until[done]
-        going_on = active[~done]
-        left[going_on] -= rates[~done] * (now - since[going_on])
-        since[going_on] = now
-        active = going_on
-    return ends
+class SharedLinks:
+    """Flows that are under way, or wait to begin; they share the links of a network."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.now = -np.inf
+        self.capacity = np.empty(0)  # of each link
+        # With an entry for each flow.
+        self.links = np.empty((0, 0), np.int64)
+        self.waits = np.empty(0)  # the latencies of its links
+        self.since = np.empty(0)  # until when it has got its bytes; at first, when it begins
+        self.left = np.empty(0)  # bytes
+        self.tags = np.empty((0, 2), np.int64)
+
+    def send(self, starts: Floats, nbytes: Ints, routes: Routes, tags: Ints) -> None:
+        """Add flows that are sent at these times. Tags tell them apart."""
+        waits = (routes.links != NO_LINK).sum(axis=1) * self.network.latency
+        more = max(int(routes.links.max()) + 1 - len(self.capacity), 0)
+        self.capacity = np.append(self.capacity, np.full(more, np.inf))
+        self.capacity[routes.links] = routes.capacity
+        width = max(self.links.shape[1], routes.links.shape[1])
+        both = [_widened(each, width) for each in (self.links, routes.links)]
+        self.links = np.concatenate(both)
+        self.waits = np.concatenate([self.waits, waits])
+        self.since = np.concatenate([self.since, starts + waits])
+        self.left = np.concatenate([self.left, nbytes + float(HEADER)])
+        self.tags = np.concatenate([self.tags, tags])
+
+    def end_next(self) -> tuple[Ints, Floats]:
+        """Return the tags of the flows that end next, and when they do; none if there are none."""
+        is_done = np.zeros(len(self.left), bool)
+        while len(is_done) and not is_done.any():
+            self.now = max(self.now, self.since.min())
+            active = np.flatnonzero(self.since <= self.now)
+            waits = self.waits[active]
+            rates = _shares(self.links[active], 1 / waits, self.capacity)
+            rates = np.minimum(rates, _WINDOW / (2 * waits))
+            needs = self.left[active] / rates
+            until = self.since[active] + needs
+            begins = self.since[self.since > self.now]
+            following = min(until.min(), begins.min(initial=np.inf))
+            together = _TOGETHER if len(is_done) > _MANY_FLOWS else _ROUNDING
+            self.now = max(self.now, following) + together * float((waits + needs).mean())
+            going_on = active[until > self.now]
+            self.left[going_on] -= (rates * (self.now - self.since[active]))[until > self.now]
+            self.since[going_on] = self.now
+            is_done[active] = until <= self.now
+            self.since[active[until <= self.now]] = until[until <= self.now]
+        found = self.tags[is_done], self.since[is_done]
+        for name in ("links", "waits", "since", "left", "tags"):
+            setattr(self, name, getattr(self, name)[~is_done])
+        return found
+
+
+def _widened(links: Ints, width: int) -> Ints:
+    """Return the links of flows with columns added."""
+    if links.shape[1] == width:
+        return links
+    return np.pad(links, ((0, 0), (0, width - links.shape[1])), constant_values=NO_LINK)
 
 
 def _shares(links: Ints, weights: Floats, capacity: Floats) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from einmpi.comm.base import Array, CountingComm, Counts, Group, count_shared
-from einmpi.comm.mpi import is_gathered_directly
+from einmpi.comm.mpi import broadcasting_member, is_gathered_directly
 
 # What MPICH does with a gather or a sum that einmpi leaves to MPI: below these bytes in all, few
 # large messages in steps that double; otherwise one piece after another around a ring. SimGrid
@@ -137,7 +137,7 @@ class MessageRounds(CallComm):
             self.exchange(group, [sizes[place]] * len(group), sizes)
             return
         rounds = rounds_of_gather(place, sizes)
-        self._send_rounds(group, rounds, () if is_doubling(sizes) else group)
+        self._send_rounds(group, rounds, group if goes_around_ring(sizes) else ())
 
     def scatter_sums(self, group: Group, sizes: Sequence[int]) -> None:
         self._send_rounds(group, rounds_of_sums(group.index(self.rank), sizes))
@@ -168,6 +168,9 @@ class Round(NamedTuple):
 
 def rounds_of_gather(place: Places, sizes: Any) -> Iterator[Round]:
     """Yield the rounds of a gather that is left to MPI."""
+    root = broadcasting_member(sizes)
+    if root is not None:
+        return _along_tree(place, sizes, root)
     if is_doubling(sizes):
         return _by_halves(place, sizes, is_gather=True)
     return _around_ring(place, sizes)
@@ -178,11 +181,27 @@ def is_doubling(sizes: Any) -> bool:
     return len(sizes) > 2 and is_power_of_two(len(sizes)) and sum(sizes) < DOUBLING_BYTES
 
 
+def goes_around_ring(sizes: Any) -> bool:
+    """Return whether each rank only sends to the next one in a gather that is left to MPI."""
+    return broadcasting_member(sizes) is None and not is_doubling(sizes)
+
+
 def rounds_of_sums(place: Places, sizes: Any) -> Iterator[Round]:
     """Yield the rounds of sums that are left to MPI."""
     if is_power_of_two(len(sizes)):
         return _by_halves(place, sizes, is_gather=False)
     return _pair_by_pair(place, sizes)
+
+
+def _along_tree(place: Places, sizes: Any, root: int) -> Iterator[Round]:
+    """Each rank that has the only piece passes it on, first to the farthest half of the others."""
+    size = len(sizes)
+    behind = (place - root) % size
+    for distance in reversed(barrier_distances(size)):
+        sends = (behind % (2 * distance) == 0) & (behind + distance < size)
+        receives = behind % (2 * distance) == distance
+        source, target = (place - distance) % size, (place + distance) % size
+        yield Round(source, sizes[root] * receives, target, sizes[root] * sends)
 
 
 def _around_ring(place: Places, sizes: Any) -> Iterator[Round]:

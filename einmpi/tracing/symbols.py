@@ -11,7 +11,15 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arrays.dist_array import TRACES, DistArray, Link, check_writable, write_into_base
+from einmpi.arrays.dist_array import (
+    TRACES,
+    DistArray,
+    Link,
+    check_writable,
+    is_sparse_array,
+    some_are_sparse,
+    write_into_base,
+)
 from einmpi.arrays.elementwise import Number, copied
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError
@@ -20,6 +28,7 @@ from einmpi.graph.einsum import element_text
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Names
 from einmpi.kernels.reference import as_numpy
+from einmpi.late import late
 from einmpi.schedule.layout import Layout
 from einmpi.tracing.statements import Node, computed, header_of, labels_of
 
@@ -209,6 +218,8 @@ class Symbol(DistArray):
     ) -> Any:
         from einmpi.tracing.functions import apply_function
 
+        if some_are_sparse(arguments):
+            return late("call_with_sparse")(function, arguments, options)
         return self._call_alike("", (), apply_function, function, arguments, options)
 
     def _call_alike(
@@ -233,6 +244,8 @@ _HINT = "call it outside, or write what is computed with numpy's functions"
 
 def flatten(value: Any, name: str = "") -> tuple[list[tuple[str, Any]], Callable[[Leaves], Any]]:
     """Return what is in nested containers, each with a name, and what puts other values there."""
+    if is_sparse_array(value):  # one of scipy may be a dict
+        return [(name, value)], lambda leaves: leaves.pop(0)
     if isinstance(value, dict):
         items = [(f"{name}_{key}" if name else str(key), each) for key, each in value.items()]
     elif isinstance(value, list | tuple):
@@ -278,7 +291,8 @@ def symbol_of(trace: Trace, value: Any) -> Symbol:
     """Return a symbol as it is, and an array or a number as an input of the program."""
     if isinstance(value, Symbol) and value.own_trace is trace:
         return value
-    if isinstance(value, DistArray):  # also a symbol of a trace around this one
+    # A DistArray may be a symbol of a trace around this one.
+    if isinstance(value, DistArray) or is_sparse_array(value):
         return Symbol(trace, trace.constant(value))
     array = as_numpy(users_line(), "an operand", value)
     text = _as_expression(array)
@@ -347,6 +361,7 @@ def elementwise(trace: Trace, template: str, values: Sequence[Any], dtype: Any =
     symbols = [None if is_number(value) else symbol_of(trace, value) for value in values]
     shape = np.broadcast_shapes(*(symbol.shape for symbol in symbols if symbol is not None))
     labels = labels_of(shape)
+    converted = _dtype_of_weak(symbols, dtype)
     texts = []
     operands: dict[str, Node] = {}
     for value, symbol in zip(values, symbols, strict=True):
@@ -359,13 +374,25 @@ def elementwise(trace: Trace, template: str, values: Sequence[Any], dtype: Any =
         operands[name] = symbol.node
         index = broadcast_index(symbol.shape, labels, shape)
         text = element_text(name, index)
-        is_converted = symbol.is_weak and dtype is not None and symbol.dtype != dtype
-        texts.append(f"{dtype}({text})" if is_converted else text)
+        is_converted = symbol.is_weak and converted is not None and symbol.dtype != converted
+        texts.append(f"{converted}({text})" if is_converted else text)
     body = template.format(*texts)
     found = trace.symbol(f"{header_of(shape)} = {body}", operands)
     if dtype is None or found.dtype == np.dtype(dtype):
         return found
     return trace.symbol(f"{header_of(shape)} = {np.dtype(dtype).name}({body})", operands)
+
+
+def _dtype_of_weak(symbols: Sequence[Symbol | None], dtype: Any) -> Any:
+    """Return the dtype that numbers of Python get: that of the result, unless it is a truth."""
+    if dtype is None or np.dtype(dtype).kind != "b":
+        return dtype
+    kinds: list[Any] = []
+    for symbol in symbols:
+        if symbol is not None:
+            weak = 1j if symbol.dtype.kind == "c" else 1.0
+            kinds.append(weak if symbol.is_weak else symbol.dtype)
+    return np.result_type(*kinds)
 
 
 def broadcast_index(own: Sequence[int], labels: Sequence[str], shape: Sequence[int]) -> list[str]:
@@ -412,9 +439,9 @@ TEXTS: dict[Any, str] = {
     np.trunc: "where({0} < 0, ceil({0}), floor({0}))",
     np.arctan: "arctan2({0}, 1)",
     np.exp2: "(2.0 ** {0})",
-    np.logical_and: "(bool({0}) & bool({1}))",
-    np.logical_or: "(bool({0}) | bool({1}))",
-    np.logical_xor: "(bool({0}) != bool({1}))",
+    np.logical_and: "(({0} != 0) & ({1} != 0))",
+    np.logical_or: "(({0} != 0) | ({1} != 0))",
+    np.logical_xor: "(({0} != 0) != ({1} != 0))",
     np.logical_not: "({0} == 0)",
     np.isinf: "(abs({0}) == inf)",
 }

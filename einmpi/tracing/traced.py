@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.arrays.dist_array import TRACES, DistArray
+from einmpi.arrays.dist_array import TRACES, DistArray, is_sparse_array
 from einmpi.arrays.moving import distributed
 from einmpi.comm.agreement import require_same_arrays, together
 from einmpi.comm.base import Comm
@@ -277,6 +277,8 @@ class Traced:
         for leaf in call.leaves:
             if isinstance(leaf, Node):
                 leaf = values[self.node_names[leaf]]
+                if is_sparse_array(leaf):
+                    raise TypeError(f"{call.name} takes no sparse arrays; expected one of numpy")
                 if not isinstance(leaf, DistArray):
                     leaf = distributed(leaf, self.comm)
             leaves.append(leaf)

@@ -34,11 +34,15 @@ _EPS_OF_CLIP = 1e-6  # torch's
 
 @dataclass(frozen=True)
 class State:
-    """A carried tensor of an optimiser, which starts with zeros."""
+    """A carried tensor of an optimiser, which starts with zeros.
+
+    It is stored where the parameter `like` is, which has the same labels; "" if none has.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    like: str = ""
 
 
 @dataclass
@@ -322,11 +326,13 @@ class _Writer:
         self.defined.append(tensor.name)
         self.found.statements.append(f"{tensor} = {expression}")
 
-    def new_state(self, stem: str, shape: tuple[int, ...] = (), dtype: str = "int64") -> str:
+    def new_state(
+        self, stem: str, shape: tuple[int, ...] = (), dtype: str = "int64", like: str = ""
+    ) -> str:
         """Return the name of a new carried tensor, by default a whole number."""
         name = self.names.take_new(stem)
         self.defined.append(name)
-        self.found.state.append(State(name, shape, dtype))
+        self.found.state.append(State(name, shape, dtype, like))
         self.found.carry[name] = f"{name}_next"
         return name
 
@@ -409,13 +415,16 @@ class _Writer:
         gradient = f"{parameter.name}_grad"
         expression = f"grad({self.loss}, {own})"
         if self.training.precision == "float16":
-            expression += f" / {parameter.number(_SCALE)}"
+            scaled = f"{gradient}_scaled"  # a tensor of its own: it is stored where a sparse one is
+            self.define(scaled, expression, parameter)
+            expression = f"{parameter.element(scaled)} / {parameter.number(_SCALE)}"
         self.define(gradient, expression, parameter)
         if self.training.accumulate == 1:
             return gradient
-        total = self.new_state(f"{parameter.name}_sum", parameter.shape, parameter.dtype)
+        name = parameter.name
+        total = self.new_state(f"{name}_sum", parameter.shape, parameter.dtype, name)
         added = f"{parameter.element(total)} + {parameter.element(gradient)}"
-        mean = f"{parameter.name}_mean"
+        mean = f"{name}_mean"
         self.define(mean, f"({added}) / {self.training.accumulate}", parameter)
         self.define(f"{total}_next", f"where({_DUE}, 0, {added})", parameter)
         return mean
@@ -459,7 +468,9 @@ class _Writer:
             tensor = parameter.tensor(name)
             extents = dict(zip(parameter.labels, parameter.shape, strict=True))
             shape = tuple(extents[label] for label in tensor.labels)
-            tensor = replace(tensor, name=self.new_state(tensor.name, shape, parameter.dtype))
+            like = parameter.name if tensor.labels == parameter.labels else ""
+            state = self.new_state(tensor.name, shape, parameter.dtype, like)
+            tensor = replace(tensor, name=state)
             tensors[name] = tensor
             tensors[f"{name}_next"] = replace(tensor, name=f"{tensor.name}_next")
         for name, text in optimizer.state.items():

@@ -1,7 +1,11 @@
 """Compiled calls with inputs that look like earlier ones: few messages, and no less care."""
 
+import gc
+from weakref import ref
+
 import numpy as np
 import pytest
+import scipy.sparse
 from counted_comm import watch
 from mpi_helpers import needs_mpirun, run_mpi
 
@@ -295,7 +299,7 @@ print("counted")
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_known_call_sends_one_message_to_every_other_rank(ranks):
@@ -317,3 +321,65 @@ def test_a_mistake_in_a_known_call_ends_all_ranks_with_one_line():
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("einmpi: error")]
     assert len(lines) == 1 and "a mistake" in lines[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_known_call_with_a_sparse_tensor_asks_once(ranks):
+    def on_rank(comm):
+        dense = np.diag(np.arange(1.0, 10)) + np.diag(np.ones(8), 1)
+        matrix = einmpi.SparseArray.from_sparse(scipy.sparse.csr_array(dense), comm)
+        job = einmpi.program("y[i] = sum(A[i,j] * x[j])", A=matrix, x=(9,))
+        step = einmpi.compile(job, comm)
+        counter = Counter(comm, (*ASKING, *MOVING))
+        x = einmpi.DistArray.from_global(np.ones(9), comm=comm)
+        found = []
+        for number in range(5):
+            counter.taken()
+            x = step(A=matrix, x=x)["y"]
+            found.append(counter.taken())
+            assert found[-1].count("compare") == 1 or number == 0
+            assert set(found[-1]) == set(found[1]) if number else True
+            expected = np.linalg.matrix_power(dense, number + 1) @ np.ones(9)
+            np.testing.assert_allclose(x.gather(), expected, rtol=1e-12)
+        return found[-1]
+
+    # One question, and the elements that the ranks lack of the vector.
+    for calls in run_threads(ranks, on_rank):
+        assert calls == ["compare", "alltoallv"]
+
+
+def test_ranks_that_are_given_sparse_tensors_of_several_kinds():
+    def on_rank(comm):
+        dense = np.diag(np.arange(1.0, 6)) + np.diag(np.ones(4), 1)
+        kinds = [scipy.sparse.csr_array, scipy.sparse.coo_array, scipy.sparse.csc_array]
+        own = kinds[comm.rank](dense)
+        same = scipy.sparse.csr_array(dense)
+        job = einmpi.program("y[i] = sum(A[i,j] * x[j])", A=same, x=(5,))
+        step = einmpi.compile(job, comm)
+        x = np.arange(5.0)
+        for matrix in (own, own, same, same, own, same, 2 * same, 2 * own):
+            found = step(A=matrix, x=x)["y"].gather()
+            np.testing.assert_allclose(found, matrix.toarray() @ x, rtol=1e-12)
+        other = scipy.sparse.csr_array(np.eye(5))
+        for _ in range(2):
+            with pytest.raises(EinmpiError):
+                step(A=other if comm.rank == 1 else same, x=x)
+            np.testing.assert_allclose(step(A=same, x=x)["y"].gather(), dense @ x, rtol=1e-12)
+
+    run_threads(3, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])  # from the third one on, they are prepared
+def test_nothing_is_kept_of_inputs_and_results(ranks, calls):
+    def on_rank(comm):
+        double = einmpi.compile(einmpi.program("y[i] = 2 * x[i]", x=(6,)), comm)
+        x = einmpi.DistArray.from_global(np.arange(6.0), comm=comm)
+        for _ in range(calls):
+            y = double(x=x)["y"]
+        kept = [ref(x.local), ref(y.local), ref(x), ref(y)]
+        del x, y
+        gc.collect()
+        assert [each() for each in kept] == [None] * 4
+
+    run_threads(ranks, on_rank)

@@ -54,6 +54,7 @@ def check_measured(compiled_on_ranks):
     assert max(compiled.measured.peak for compiled in compiled_on_ranks) <= plan.peak
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     st.integers(1, 6),
@@ -337,6 +338,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.slow
 def test_on_real_ranks():
     done = run_mpi(3, ON_REAL_RANKS, timeout=120, cwd=os.getcwd())
     assert done.returncode == 0, done.stderr

@@ -120,6 +120,7 @@ def test_a_rank_alone_reads_what_every_rank_has():
     assert texts == [(861, 861, 861, 41, False, "c", 15, 36), "861.00 430.5 29.343"]
 
 
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("name", DIFFERENT_CALLS)
 @pytest.mark.parametrize("is_known", [False, True], ids=["new", "known"])
 def test_different_calls_are_an_error_on_all_ranks(name, is_known):

@@ -48,6 +48,7 @@ EQUATIONS = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_paths_compute_what_numpy_does(equation, ranks):

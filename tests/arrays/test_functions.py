@@ -26,7 +26,7 @@ def assert_same(found, expected, name=""):
         np.testing.assert_array_equal(whole, expected, name)
 
 
-@pytest.mark.sampled(1, always=["3"])
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_functions(ranks):
     """Each operand in another layout: by rows, by columns, whole on every rank."""

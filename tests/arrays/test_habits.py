@@ -27,7 +27,7 @@ def test_there_are_enough():
     assert set(REFUSED) < set(listed) and len(listed) - len(REFUSED) >= 330
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("kind", EXPRESSIONS)
 @pytest.mark.filterwarnings("ignore:divide by zero", "ignore:invalid value")

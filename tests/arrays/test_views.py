@@ -18,6 +18,7 @@ from einmpi.schedule.layout import Layout
 WHOLE = np.arange(20.0).reshape(5, 4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_random_views(ranks):
     for seed in range(4):
@@ -184,6 +185,7 @@ MASKED = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_masks(ranks):
     """Masks of all elements, of rows and of columns: selected, assigned, and changed in place."""

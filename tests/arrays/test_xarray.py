@@ -153,6 +153,7 @@ EXPRESSIONS = {
 }
 
 
+@pytest.mark.sampled(49)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_results_are_those_of_numpy(name, ranks, world):
@@ -432,6 +433,7 @@ print(MPI.COMM_WORLD.rank, float(found.rain.sum()) == float(found.rain.data.sum(
 """
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_the_installed_chunk_manager_on_three_ranks(tmp_path):

@@ -195,6 +195,7 @@ def test_stencils_in_blocks_of_both_dimensions(tmp_path, ranks):
             shutil.rmtree(tmp_path / "again")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_with_cuts_across_windows(tmp_path, monkeypatch, seed):
     """On other ranks, too, of which each reads what it needs."""
@@ -213,6 +214,7 @@ def test_killed_with_cuts_across_windows(tmp_path, monkeypatch, seed):
         assert_close_to(go(job, 12, other, resume=True)[0], wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_killed_where_memory_is_short(job, tmp_path, part):
     """What was outside of memory is there again."""
@@ -262,6 +264,7 @@ def checkpoints_in(folder):
     return complete(str(folder))
 
 
+@pytest.mark.slow
 def test_idle_ranks_take_part(job, tmp_path):
     """A plan for 13 ranks uses 12 of them. The last one, which only waits for the others, is asked
     to stop."""
@@ -276,7 +279,7 @@ def test_idle_ranks_take_part(job, tmp_path):
     assert_close_to(go(job, 4, again, resume=True)[0], wanted)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "every"),
     [
@@ -323,6 +326,7 @@ def test_partial_results_are_saved_and_put_together(tmp_path):
         assert_close_to(go(job, 3, state, resume=True)[0], wanted)
 
 
+@pytest.mark.slow
 def test_saved_again_after_another_number_of_ranks(job, tmp_path):
     """4 ranks, then 3, then 2, then 4: what was saved first goes through all of them."""
     wanted, _, _ = go(job, 4)
@@ -349,6 +353,7 @@ def _ask_at(vertex, asked):
     return on_step
 
 
+@pytest.mark.slow
 def test_killed_in_any_step(job, tmp_path):
     """What is on disk then is what the last vertex has left, whoever dies in whichever step."""
     wanted, _, plan = go(job, 4)
@@ -457,6 +462,7 @@ def test_every_dtype_and_empty_tensors(tmp_path):
         assert_close(go(job, 3, other, resume=True, strategy="sqrt")[0], wanted)
 
 
+@pytest.mark.slow
 def test_resident_and_pinned_tensors(tmp_path):
     inputs = INPUTS.replace("seed = 2", "seed = 2, resident = true").replace(
         "seed = 1", "seed = 1, parts = [2, 1]"
@@ -1097,6 +1103,7 @@ s = log(a) + log(b) + log(c) + log(d)
 """
 
 
+@pytest.mark.slow
 def test_a_plan_with_vertices_in_another_order(tmp_path):
     """A checkpoint knows which vertices are done; plans for other ranks may have other orders."""
     inputs = 'X = { shape = [16, 16], random = "uniform" }'

@@ -133,6 +133,7 @@ def test_killed_and_started_again(folder, what):
     ] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
@@ -267,6 +268,7 @@ def test_the_command_line_is_patient(folder, monkeypatch):
 # ---- one process --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_process(folder):
     """The same command starts, is stopped, goes on, and cleans up; then it starts anew."""
     script(folder, TERMINATE_ALL)

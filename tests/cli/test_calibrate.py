@@ -211,6 +211,7 @@ def test_what_is_saved_is_what_is_printed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["machine.toml"]
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_wrong_options_are_said_once(tmp_path):

@@ -68,6 +68,7 @@ def made_up(folder, name, version, script=""):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_a_machine_that_works(tmp_path):
@@ -93,6 +94,7 @@ def test_a_machine_that_works(tmp_path):
     assert {one["state"] for one in data["findings"]} <= {"ok", "note", "problem"}
 
 
+@pytest.mark.slow
 def test_without_mpi4py(tmp_path):
     (tmp_path / "mpi4py.py").write_text(
         "raise ImportError('libmpi.so.12: cannot open shared object file')\n"
@@ -119,6 +121,7 @@ def test_without_the_chosen_blas(tmp_path):
     assert advice == "export EINMPI_BLAS=numpy, or the name or path of a library that works"
 
 
+@pytest.mark.slow
 def test_without_mpirun(bare, tmp_path):
     done = doctor(python=bare, PATH="/nowhere")
     assert (done.returncode, done.stderr) == (1, "")

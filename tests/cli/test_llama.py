@@ -43,6 +43,7 @@ def in_file(folder, name, file="in.h5"):
         return opened[name][()]
 
 
+@pytest.mark.slow
 def test_text_follows_the_prompt(folder):
     text = printed(folder, "--prompt", "the cat", "--new", "12")
     assert text.startswith("the cat") and text.endswith("\n")
@@ -52,6 +53,67 @@ def test_text_follows_the_prompt(folder):
     two = printed(folder, "--prompt", "the cat", "--prompt", "a", "--new", "12")
     assert two.startswith(text)
     assert printed(folder, "--prompt", "the cat", "--new", "2", "--quiet") == ""
+
+
+def test_questions_and_stop_texts(folder):
+    (folder / "tiny/chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}"
+    )
+    one = json.loads(printed(folder, "--chat", "--prompt", "a cat", "--new", "9", "--json", "-"))
+    (answer,) = one["texts"]
+    assert printed(folder, "--chat", "--prompt", "a cat", "--new", "9") == answer + "\n"
+    other = ["--chat", "--system", "the dog", "--prompt", "a cat", "--new", "9", "--json", "-"]
+    assert json.loads(printed(folder, *other))["tokens"] != one["tokens"]
+    stop = answer[4:6]
+    words = ["--chat", "--prompt", "a cat", "--new", "9", "--stop-text", stop]
+    assert printed(folder, *words) == answer[: answer.find(stop)] + "\n"
+    lines = ['"the cat"', '{"prompt": "a"}', '{"messages": [{"role": "user", "content": "a cat"}]}']
+    (folder / "prompts.jsonl").write_text("\n".join(lines))
+    made = printed(folder, "--prompt-file", "prompts.jsonl", "--new", "9", "--json", "-")
+    assert json.loads(made)["texts"][2] == answer
+    assert json.loads(made)["prompts"] == ["the cat", "a", "a cat"]
+    (folder / "prompt.txt").write_text("the cat\n")
+    text = printed(folder, "--prompt-file", "prompt.txt", "--new", "9")
+    assert text == printed(folder, "--prompt", "the cat", "--new", "9")
+
+
+def test_a_conversation_in_a_terminal(folder, monkeypatch):
+    """Two questions, an empty line, the end of the input: each answer follows all that was said."""
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (folder / "tiny/chat_template.jinja").write_text(template)
+    typed = iter(["the cat", " ", "a dog"])
+
+    def read(question):
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    first, second, end = printed(folder, "--chat", "--new", "5").split("\n")[:3]
+    assert end == ""
+    whole = ["--prompt", f"the cat {first} a dog ", "--new", "5"]
+    (folder / "tiny/chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert printed(folder, "--chat", *whole) == second + "\n"
+
+
+def test_how_the_model_wants_tokens_to_be_chosen(folder):
+    shutil.copytree(folder / "tiny", folder / "wants", dirs_exist_ok=True)
+    wanted = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.2}
+    (folder / "wants/generation_config.json").write_text(json.dumps(wanted))
+    words = ["--prompt", "the cat", "--new", "12"]
+
+    def said(*flags):
+        done = einmpi_here(folder, ["llama", "wants", *words, *flags])
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    flags = ["--temperature", "0.7", "--top-p", "0.8", "--repetition-penalty", "1.2"]
+    assert said() == printed(folder, *words, *flags)
+    assert said("--seed", "3") == printed(folder, *words, *flags, "--seed", "3") != said()
+    greedy = said("--temperature", "0", "--repetition-penalty", "1")
+    assert greedy == printed(folder, *words)
 
 
 def test_nothing_is_printed_before_an_error(folder):
@@ -141,6 +203,7 @@ def test_a_named_size_is_planned_without_weights(folder):
     assert (plan["ranks"], plan["batch"], plan["sequence"]) == (8, 8, 1024)
 
 
+@pytest.mark.slow
 def test_measurements(folder):
     words = ["--random", "--bench", "--batch", "1", "2", "--sequence", "8", "--repeat", "1"]
     rows = json.loads(printed(folder, *words, "--compare", "megatron", "--json", "-"))

@@ -583,6 +583,7 @@ def test_debug_shows_the_traceback(folder):
 # ---- under mpirun --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 def test_four_ranks_print_one_summary(folder):
@@ -600,7 +601,7 @@ def test_four_ranks_print_one_summary(folder):
     )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("name", ["not TOML", "unknown key", "label left over"])
@@ -655,6 +656,7 @@ outputs.Z = "z.h5:/Z"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks, closed",
     [
@@ -722,6 +724,7 @@ def test_an_empty_name(tmp_path):
 # ---- what happens once ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_first_uses_are_not_billed_to_the_run(folder):
     """Compiling takes seconds, the kernel itself milliseconds."""
     words = ["jobs/distances.toml", "--set", "rows=600", "--set", "columns=600", "--summary"]

@@ -28,6 +28,7 @@ inputs.V = { shape = [512, 64], random = "normal", resident = true }
 """
 
 
+@pytest.mark.slow
 def test_the_curve_is_printed_drawn_and_written(tmp_path, capsys):
     path = tmp_path / "job.toml"
     path.write_text(JOB)

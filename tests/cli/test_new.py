@@ -217,3 +217,23 @@ def test_examples_replace_nothing(tmp_path):
     (tmp_path / "jobs").write_text("a file")
     done = einmpi_here(tmp_path, ["examples"])
     assert_refused(done, "einmpi examples: jobs: File exists; expected a folder to write to")
+
+
+def test_sparse_tensors(tmp_path):
+    """Files with one of them, and groups in place of the datasets that they consist of."""
+    A = einmpi.SparseArray.from_keys(([0, 2], [1, 1]), [5.0, 7.0], (3, 4))
+    A.save(tmp_path / "A.mtx")
+    A.to_hdf5(tmp_path / "a.h5", "/graphs/A")
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["graphs/x"] = np.ones(3)
+    group = 'A = "a.h5:/graphs/A"  # float64 3×4, sparse'
+    inputs = {
+        "A.mtx": 'A = "A.mtx"  # float64 3×4, sparse',
+        "a.h5": f'{group}\nx = "a.h5:/graphs/x"  # float64 3',
+    }
+    for number, (file, wanted) in enumerate(inputs.items()):
+        done = einmpi_here(tmp_path, ["new", f"{number}.toml", "--from", file])
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / f"{number}.toml").read_text().endswith(f"[inputs]\n{wanted}\n")
+        done = einmpi_here(tmp_path, [f"{number}.toml"])
+        assert "sum_of_A  float64 scalar  12.0" in done.stdout

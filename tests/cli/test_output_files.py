@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_all_flags_that_name_a_file_to_write_are_known():
     named = {option.names[-1] for option in OPTIONS if str(option.metavar).startswith("FILE")}
-    read = {"--machine", "--platform", "--from", "--prompts", "--lengths"}
+    read = {"--machine", "--platform", "--from", "--prompt-file", "--prompts", "--lengths"}
     checked_by_llama = {"--logits", "--hidden", "--job"}  # datasets of a file; a file beside it
     written = named - read - checked_by_llama
     assert written == {f"--{flag}" for flag in FLAGS}

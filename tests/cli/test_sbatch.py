@@ -426,3 +426,17 @@ def test_gpus_in_all(job, words, requested):
 def test_wrong_numbers_of_gpus(job, words, message):
     with pytest.raises(InputError, match=message):
         script(job, "--nodes", 2, "--ntasks-per-node", 4, *words)
+
+
+def test_each_rank_has_room_for_all_of_a_sparse_input():
+    """With 4,000,000 of them a run held 421 MB on each of 2 ranks, with 1000 it held 117."""
+    text = "y[i] = sum(A[i,j] * x[j])"
+    spec = {"random": "sparse", "shape": (10**6, 10**6)}
+    needed = []
+    for stored in (1000, 200_000):
+        job = einmpi.program(text, x=(10**6,), inputs={"A": {**spec, "nnz": stored}})
+        needed.append(estimate(einmpi.plan(job, 2), "numpy", 1))
+    more = (needed[1].memory_mib - needed[0].memory_mib) * 2**20
+    assert more > 2 * 199_000 * (421 - 117) / 4
+    assert "MiB to read sparse inputs and 512" in needed[1].explanation[0]
+    assert needed[1].seconds - needed[0].seconds == 2

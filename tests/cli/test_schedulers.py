@@ -234,6 +234,7 @@ def test_words_of_the_user_are_data(format, tmp_path_factory, data):
     assert {path.name for path in place.iterdir()} == {"run.sh", "told", "tools", "clock"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["pbs", "lsf"])
 def test_mpirun_takes_the_hosts_of_the_scheduler(format, job):
     """With the real mpirun, on a file of hosts as PBS and LSF write it."""

@@ -87,11 +87,11 @@ def test_options_that_would_do_nothing_are_refused(folder, words, said):
 
 # What each thing that `einmpi llama` does can use, besides --dtype, --strategy and others that
 # every one of them uses.
-GENERATING = {"--new", "--temperature", "--random", "-n", "--json"}
+GENERATING = {"--new", "--temperature", "--repetition-penalty", "--random", "-n", "--json"}
 ARRAYS = {"--lengths", "--random", "-n", "--json"}
 PLANNING = {"-n", "--machine", "--batch", "--sequence", "--compare", "--json", "--report"}
 GOALS = {
-    "--prompt a": GENERATING,
+    "--prompt a": GENERATING | {"--stop-text"},
     "--prompts in.h5:/tokens": GENERATING | {"--lengths", "--logits", "--hidden"},
     "--prompts in.h5:/tokens --logits o.h5:/l": ARRAYS | {"--hidden", "--every-position"},
     "--prompts in.h5:/tokens --hidden o.h5:/h": ARRAYS | {"--logits", "--layers", "--before-norm"},
@@ -108,9 +108,9 @@ VALUES = {
     "--report": "r.html",
 }
 SWITCHES = ("--random", "--every-position", "--before-norm")
-EVERY_GOAL = {"--dtype", "--backend", "--strategy", "--memory", "--quiet"}
-OF_GOALS = {"--prompt", "--prompts", "--plan-only", "--bench", "--job"}
-OF_TEMPERATURE = {"--top-k", "--top-p", "--seed"}
+EVERY_GOAL = {"--dtype", "--weights", "--backend", "--strategy", "--memory", "--quiet"}
+OF_GOALS = {"--prompt", "--prompt-file", "--chat", "--prompts", "--plan-only", "--bench", "--job"}
+OF_TEMPERATURE = {"--top-k", "--top-p", "--min-p", "--seed"}
 
 
 @pytest.mark.parametrize("goal", GOALS)

@@ -45,7 +45,7 @@ def machine(tmp_path):
     return str(tmp_path / "machine.toml")
 
 
-@pytest.mark.sampled(2, always=["attention, odd", "nothing"])
+@pytest.mark.sampled(1, always=["attention, odd", "nothing"])
 @pytest.mark.parametrize(
     "name",
     [
@@ -332,6 +332,7 @@ def test_the_machine_of_a_job_file(machine, tmp_path):
     assert job.machine == machine and einmpi.plan(job, 2).seconds_predicted > 0
 
 
+@pytest.mark.slow
 def test_every_process_makes_the_same_plan(machine):
     code = f"""import einmpi
 job = einmpi.load("jobs/chain.toml")

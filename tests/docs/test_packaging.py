@@ -177,6 +177,7 @@ def test_the_image_for_kubernetes(package):
     check_extras(text, package)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["apptainer", "conda"])
 def test_what_a_package_does_to_test_itself(which, tmp_path):
     commands = sections()["test"]

@@ -128,6 +128,7 @@ def test_an_array_without_labels():
         assert sorted(file) == ["Z"] and not file["Z"].dims[0].label
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_ranks_write_beside_the_scales(tmp_path):

@@ -170,7 +170,9 @@ def job_error(**tables):
 
 def test_messages_list_it(new_formats):
     write_inputs()
-    suffixes = ".h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, .zarr"
+    suffixes = (
+        ".h5, .hdf5, .he5, .nc, .nc4, .h5ad, .safetensors, .safetensors.index.json, .npy, .zarr"
+    )
     suffixes += ", .npz, .mtx, .tns, .block, .csv"
     assert job_error(inputs='{ w = "w.txt" }') == (
         "job.toml:2:12: 'w.txt' is not a file of a known format; "
@@ -189,7 +191,7 @@ def test_messages_list_it(new_formats):
     given = '{ w = "w.csv:second" }'
     assert job_error(inputs=given, outputs='{ Z = "z.csv:a" }') == (
         "job.toml:3:13: CSV files can be read but not written; "
-        "expected a file name that ends in one of .h5, .hdf5, .he5, .nc, .nc4, .npy, .zarr, "
+        "expected a file name that ends in one of .h5, .hdf5, .he5, .nc, .nc4, .h5ad, .npy, .zarr, "
         ".npz, .mtx, .tns, .block"
     )
     assert job_error(inputs=given, outputs='{ Z = { file = "z.block", chunks = [2] } }') == (

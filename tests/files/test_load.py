@@ -87,8 +87,8 @@ def test_safetensors(tmp_path):
 def test_an_unknown_suffix():
     assert error(describe, hdf5_input("/A", "x.csv")) == (
         f"{PLACE}: 'x.csv' is not a file of a known format; expected a file name that ends "
-        "in one of .h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, "
-        ".zarr, .npz, .mtx, .tns"
+        "in one of .h5, .hdf5, .he5, .nc, .nc4, .h5ad, .safetensors, .safetensors.index.json, "
+        ".npy, .zarr, .npz, .mtx, .tns"
     )
 
 

@@ -75,6 +75,7 @@ def test_outputs_keep_the_coordinates_of_inputs(values, tmp_path):
             np.testing.assert_array_equal(file["Q"][()], values.max((0, 2)))
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_ranks_keep_them_too(values, tmp_path):

@@ -405,6 +405,7 @@ def test_a_damaged_chunk_ends_all_ranks(tmp_path):
     assert "load A[20, 60] ← " in said[0] and "job.toml:2:8: /A in x.h5 cannot be read: " in said[0]
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_a_run_says_what_was_read_for_others(tmp_path):

@@ -301,6 +301,7 @@ def test_checkpoints_of_a_job_with_stores(tmp_path):
     check_outputs(wanted)
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_a_job_with_stores_on_ranks(tmp_path):
@@ -449,6 +450,7 @@ def test_a_chunk_is_decoded_no_further_than_it_may_be(kind):
     assert most < 8 * 2**20 and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_frames_of_zstd():
     """A frame with or without its size, several frames, and a last byte of any value."""
     write(MIB, chunks=MIB.shape, compression="zstd")

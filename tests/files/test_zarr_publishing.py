@@ -240,6 +240,7 @@ sys.exit(main(["job.toml"]))
 """
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_a_killed_rank_leaves_the_old_store(tmp_path):

@@ -15,7 +15,7 @@ def test_keys_are_sorted():
     found = of([[3, 0, 0, 2], [1, 2, 0, 0]], [1.0, 2.0, 3.0, 4.0])
     assert [column.tolist() for column in found.keys] == [[0, 0, 2, 3], [0, 2, 0, 1]]
     assert found.values.tolist() == [3, 2, 4, 1]
-    assert all(column.dtype == np.int64 for column in found.keys)
+    assert all(column.dtype == np.uint32 for column in found.keys)
     assert found.dense().tolist() == [[3, 0, 2], [0, 0, 0], [4, 0, 0], [0, 1, 0]]
 
 

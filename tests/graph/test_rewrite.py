@@ -469,7 +469,7 @@ def test_as_written_and_rewritten_agree_on_what_they_read() -> None:
         assert set(graph.outputs) <= made
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -15,9 +15,9 @@ from einmpi.graph.sparse.background import (
     number_of,
     typed,
 )
-from einmpi.graph.sparse.coordinates import Coordinates
-from einmpi.graph.sparse.desugar import desugar
-from einmpi.graph.sparse.patterns import Iteration, Pattern, join, looked_up, projected, union
+from einmpi.graph.sparse.coordinates import Blocks, Coordinates
+from einmpi.graph.sparse.desugar import desugar, implicit_value
+from einmpi.graph.sparse.patterns import Pattern, join, looked_up, over_keys, projected, union
 
 INPUTS = {"A": 0.0, "B": 0.0, "W": np.inf, "V": -np.inf, "M": False, "N": 3}
 DTYPES = {"M": "bool", "N": "uint8"}
@@ -120,21 +120,21 @@ def test_joins_and_unions(extent):
         right = iteration(("j", "k"), b, 1)
         found = join(left, right, extents)
         pairs = [(i, j, k) for i, j in a for other, k in b if other == j]
-        assert found.labels == ("i", "j", "k") and rows(found.keys) == pairs
-        assert [a[n] for n in found.at[0]] == [(i, j) for i, j, _ in pairs]
-        assert [b[n] for n in found.at[1]] == [(j, k) for _, j, k in pairs]
-        both = union(left, iteration(("j", "i"), b, 1), extents)
-        assert rows(both.keys) == sorted({*a, *((i, j) for j, i in b)})
-        pattern = Pattern("A", left.keys, (extent, extent))
-        places = looked_up(pattern, right.keys)
+        assert found.labels == ("i", "j", "k") and rows(found.columns("ijk")) == pairs
+        assert [a[n] for n in found.at(0)] == [(i, j) for i, j, _ in pairs]
+        assert [b[n] for n in found.at(1)] == [(j, k) for _, j, k in pairs]
+        both = union(left, iteration(("j", "i"), b, 1))
+        assert rows(both.columns("ij")) == sorted({*a, *((i, j) for j, i in b)})
+        pattern = Pattern("A", left.columns("ij"), (extent, extent), Blocks((0, left.count)))
+        places = looked_up(pattern, right.columns("jk"))
         assert places.tolist() == [a.index(each) if each in a else -1 for each in b]
-        keys, place = projected((left.keys[1],), (extent,))
-        assert keys[0][place].tolist() == left.keys[1].tolist()
+        keys, place = projected((left.column("j"),))
+        assert keys[0][place].tolist() == left.column("j").tolist()
 
 
 def iteration(labels, keys, operand):
-    columns = tuple(np.array(keys, np.int64).reshape(-1, 2).T)
-    return Iteration(labels, columns, {operand: np.arange(len(keys))})
+    columns = tuple(np.array(keys, np.uint32).reshape(-1, 2).T)
+    return over_keys(labels, columns, (operand,))
 
 
 def rows(keys):
@@ -159,7 +159,7 @@ def desugared(text, formats=None, gradients=None):
     if "U[" in text:
         shapes["U"] = (6, 6)
     job = einmpi.program(text, **shapes)
-    return desugar(job.written, given, formats or {}, gradients or {})
+    return desugar(job.written, given, formats or {}, gradients or {}, 1, {}, ())
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,22 @@ def test_what_is_computed_only_where_it_is_needed(text, is_demanded):
     assert any(vertex.elements == 36 for vertex in inside) != is_demanded, sizes
 
 
+@pytest.mark.parametrize(
+    ("text", "copied"),
+    [
+        ("Z[i,k] = A[i,k] * x[i] + A[i,i]", ["A_dense"]),
+        ("Z[i,k] = sum(A[i,j] * (1 + B[k,j]))", ["B_dense"]),
+        ("Z[i,j] = A[i,j] * B[j,i] + A[i,i] * B[j,j]", []),
+        ("Z[i,j] = A[i,j] + B[j,i]", []),
+        ("Z[i,k] = sum(A[i,j] * B[j,k])", []),
+        ("t = sum(T[i,j,k] + A[i,j])", ["A_dense"]),
+    ],
+)
+def test_unlike_keys_make_the_smaller_tensors_dense(text, copied):
+    graph = desugared(text).graph
+    assert sorted(name for name in graph.by_name if name.endswith("_dense")) == copied
+
+
 def test_two_dense_tensors_that_wait_for_each_other():
     """The keys of each demand follow from the other tensor: one of them is computed whole."""
     text = """
@@ -222,7 +238,7 @@ def test_gradients_are_at_the_keys_of_their_tensor():
     found = desugared(text, gradients={"dA": "A"})
     assert found.patterns["dA"] is found.patterns["A"]
     assert "dA" not in desugared(text, {"dA": "dense"}, {"dA": "A"}).formats
-    assert found.implicit("dA") == 0
+    assert implicit_value("dA", found.formats["dA"]) == 0
 
 
 def test_equal_arrays_are_one_input():

@@ -151,8 +151,8 @@ GENERATED = "random, shape, dtype, seed, low, high, density, nnz, resident, part
         (
             'A = { file = "x.csv", dataset = "/A" }',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, "
-            ".zarr, .npz, .mtx, .tns",
+            "in one of .h5, .hdf5, .he5, .nc, .nc4, .h5ad, .safetensors, .safetensors.index.json, "
+            ".npy, .zarr, .npz, .mtx, .tns",
         ),
         (
             'A = { file = "x.h5" }',
@@ -179,8 +179,8 @@ GENERATED = "random, shape, dtype, seed, low, high, density, nnz, resident, part
         (
             'A = "x.csv:/A"',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .nc, .nc4, .safetensors, .safetensors.index.json, .npy, "
-            ".zarr, .npz, .mtx, .tns",
+            "in one of .h5, .hdf5, .he5, .nc, .nc4, .h5ad, .safetensors, .safetensors.index.json, "
+            ".npy, .zarr, .npz, .mtx, .tns",
         ),
         ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected another name"),
         (
@@ -227,7 +227,7 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         (
             'Z = "o.safetensors:Z"',
             "5:1: safetensors files can be read but not written; expected a file name that "
-            "ends in one of .h5, .hdf5, .he5, .nc, .nc4, .npy, .zarr, .npz, .mtx, .tns",
+            "ends in one of .h5, .hdf5, .he5, .nc, .nc4, .h5ad, .npy, .zarr, .npz, .mtx, .tns",
         ),
         (
             'Z = { file = "o.npy", dataset = "Z" }',

@@ -177,6 +177,7 @@ def test_numbers_are_read_as_python_writes_them(number):
     assert found == number and type(found) is type(number)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=12))
 def test_other_texts_are_not_numbers(text):
     found = parse_number(text)

@@ -200,7 +200,7 @@ REFUSED = {
 # Those that numpy or the other type would answer for, and a shape in place of an array.
 UNASKED = {"left of +", "@"}
 BY_SHAPE = {"in a list", "pint", "another table", "gradient"}
-TAKES_SPARSE = {"compiled", "einsum", "program", "reference", "run", "text"}
+TAKES_SPARSE = {"+", "compiled", "einsum", "program", "reference", "run", "text", "where"}
 
 
 @pytest.mark.parametrize("place", sorted({*PLACES} - UNASKED))

@@ -1,5 +1,7 @@
 """EinSums in parts in which conditions are decided: the same values, and no conditions left."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from distributed import run_on_threads
@@ -10,6 +12,7 @@ import einmpi
 from einmpi.graph.scalar import Arg, Call, walk
 from einmpi.kernels import index_sets
 from einmpi.kernels.index_sets import split_index_sets
+from einmpi.schedule.regions import one_run
 
 X = np.random.default_rng(1).normal(size=(13, 11))
 V = np.arange(13)
@@ -61,6 +64,15 @@ def parts_of(text, **inputs):
     return split_index_sets(vertex.einsum, (), ("float64",) * len(vertex.inputs))
 
 
+def operations_of(part):
+    """Return the operations that a part does, and those in its indices."""
+    nodes = walk(part.einsum.function)
+    for index in part.einsum.operands:
+        for entry in index:
+            nodes += [] if isinstance(entry, str) else walk(entry)
+    return {node.op for node in nodes if isinstance(node, Call)}
+
+
 def test_a_concatenation_is_two_copies(split_everything):
     parts = parts_of("Z[i:9] = where(i < 5, x[i], y[i-5])", x=np.ones(5), y=np.ones(4))
     assert [part.einsum.function for part in parts] == [Arg(0), Arg(0)]
@@ -73,11 +85,18 @@ def test_the_inside_of_a_stencil_has_no_conditions(split_everything):
     assert len(parts) == 9
     largest = max(parts, key=lambda part: part.einsum.calls())
     assert largest.einsum.bound == (11, 9)
-    nodes = walk(largest.einsum.function)
-    for index in largest.einsum.operands:
-        for entry in index:
-            nodes += [] if isinstance(entry, str) else walk(entry)
-    assert {node.op for node in nodes if isinstance(node, Call)} == {"+", "-"}
+    assert operations_of(largest) == {"+", "-"}
+
+
+def test_a_rank_that_is_all_inside_has_no_conditions_either(split_everything):
+    """None of its indices is at a border, so there is nothing to cut."""
+    (vertex,) = einmpi.program(PROGRAMS["stencil"], X=X).graph.computed
+    einsum = replace(vertex.einsum, extents=(("i", 4), ("j", 5)))
+    index = (("i", one_run(3, 7)), ("j", one_run(2, 7)))
+    (part,) = split_index_sets(einsum, index, ("float64",) * len(vertex.inputs))
+    assert operations_of(part) == {"+", "-"}
+    assert part.positions == ()
+    assert part.einsum.bound == (4, 5)
 
 
 def test_sums_and_small_work_stay_whole(monkeypatch):

@@ -29,7 +29,9 @@ INPUTS = {
 SIZES = {"d": 4, "w": 3}
 
 STATEMENT = "expected one statement a line: NAME[labels] = expression"
-EXPRESSION = "expected numbers, NAME[labels], + - * / // % **, comparisons, & | ~, and functions"
+EXPRESSION = (
+    "expected numbers, NAME[labels], + - * / // % **, comparisons, & | ^ ~ << >>, and functions"
+)
 DEPTH = "expected at most 200 levels; split it into several statements"
 INTEGERS = "int8, int16, int32, int64, uint8, uint16, uint32, uint64"
 DTYPES = (
@@ -151,8 +153,6 @@ def test_not_a_statement(text: str, message: str) -> None:
         "p:1:8: 'B[i] @ B[i]' is not in the language; expected a sum of products, such as "
         "sum(A[i,j] * B[j,k])",
     ),
-    ("B[i] ^ 2", "p:1:8: 'B[i] ^ 2' is not in the language; expected **, which is the power"),
-    ("B[i] << 2", f"p:1:8: 'B[i] << 2' is not in the language; {EXPRESSION}"),
     ("B[i] is 2", f"p:1:8: 'B[i] is 2' is not in the language; {EXPRESSION}"),
     ("B[i] in N", f"p:1:8: 'B[i] in N' is not in the language; {EXPRESSION}"),
     ("[B[i]]", f"p:1:8: '[B[i]]' is not in the language; {EXPRESSION}"),
@@ -826,6 +826,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_text(text: str) -> None:
     messages: list[str] = []

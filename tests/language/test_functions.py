@@ -322,6 +322,7 @@ def test_argmin_of_complex_numbers_is_refused() -> None:
         einmpi.program("Z = argmin(x[i])", x=np.zeros(2, "complex64"))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_shape_on_any_number_of_ranks(data: st.DataObject) -> None:

@@ -430,8 +430,28 @@ def test_integer_operators() -> None:
     check("Z[i] = X[i] & Y[i]", {"X": x, "Y": y}, x & y)
     check("Z[i] = X[i] | Y[i]", {"X": x, "Y": y}, x | y)
     check("Z[i] = ~X[i]", {"X": x}, ~x)
+    check("Z[i] = X[i] ^ Y[i]", {"X": x, "Y": y}, x ^ y)
+    check("Z[i] = X[i] << 2 >> 1 + i", {"X": x}, x << 2 >> 1 + np.arange(4))
+    mixed = x << 1 & y | x ^ y & 3 << 1
+    check("Z[i] = X[i] << 1 & Y[i] | X[i] ^ Y[i] & 3 << 1", {"X": x, "Y": y}, mixed)
+
     check("Z[i] = X[i] / Y[i]", {"X": x, "Y": y}, x / y)
     check("Z[i] = X[i] ** -1.0", {"X": y}, y**-1.0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_shifts_by_all_counts(dtype: str) -> None:
+    """Also by negative ones and by more than there are bits, in kernels of both kinds."""
+    limits = np.iinfo(dtype)
+    for repeats in (1, 5000):
+        x = np.array([limits.min, limits.max, 1, 3, 0, limits.max // 3], dtype)
+        x = np.repeat(x[:, None], repeats, axis=1)
+        counts = np.array([-128, -1, 0, 1, 7, 8, 9, 15, 16, 31, 32, 63, 64, 127])
+        counts = (counts if limits.min else abs(counts)).astype(dtype)
+        arrays = {"X": x, "C": counts}
+        for op, shifted in (("<<", np.left_shift), (">>", np.right_shift)):
+            wanted = shifted(x[:, None, :], counts[None, :, None])
+            check(f"Z[i,c,j] = X[i,j] {op} C[c]", arrays, wanted)
 
 
 @pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "==", "!="])
@@ -696,7 +716,7 @@ def test_every_macro_is_tested() -> None:
     tested = {
         "relu",
         "silu",
-        "gelu",
+        *("gelu", "gelu_tanh"),
         "mean",
         "var",
         *("std", "norm", "count", "argmin", "argmax"),  # in test_functions.py
@@ -714,7 +734,9 @@ def test_pointwise_macros() -> None:
     check("Z[i] = sigmoid(X[i])", {"X": x}, scipy.special.expit(x))
     check("Z[i] = silu(X[i])", {"X": x}, x * scipy.special.expit(x))
     check("Z[i] = gelu(X[i])", {"X": x}, x * scipy.special.ndtr(x))
-    for name in ("relu", "sigmoid", "silu", "gelu"):
+    approximated = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    check("Z[i] = gelu_tanh(X[i])", {"X": x}, approximated)
+    for name in ("relu", "sigmoid", "silu", "gelu", "gelu_tanh"):
         assert result(f"Z[i] = {name}(X[i])", {"X": x.astype(np.float32)}).dtype == np.float32
 
 

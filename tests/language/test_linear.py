@@ -55,6 +55,7 @@ def many_aggregations(count: int) -> str:
     return f"Z = {balanced([f'sum(X[i] * {k})' for k in range(count)], '+')}"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "program",
     [

@@ -38,6 +38,7 @@ def arrays(draw: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.array(draw(st.lists(elements, min_size=count, max_size=count)), dtype).reshape(shape)
 
 
+@pytest.mark.slow
 @settled(120)
 @given(programs())
 def test_program_equals_numpy(program: Program) -> None:
@@ -198,6 +199,7 @@ def numpy_einsum(*arguments: Any) -> np.ndarray | None:
         return None
 
 
+@pytest.mark.slow
 @settled(150)
 @given(einsums())
 def test_einsum_subscripts_equal_numpy(case: tuple[str, list[np.ndarray]]) -> None:
@@ -210,6 +212,7 @@ def test_einsum_subscripts_equal_numpy(case: tuple[str, list[np.ndarray]]) -> No
         same(our_einsum(text, *operands), wanted, operands)
 
 
+@pytest.mark.slow
 @settled(150)
 @given(einsums(), st.lists(st.integers(0, 51), min_size=6, max_size=6, unique=True))
 def test_interleaved_einsum_equals_numpy(

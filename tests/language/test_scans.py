@@ -180,6 +180,7 @@ def test_wrong_calls(text: str, message: str) -> None:
         einmpi.program(text, x=(3,))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_shape_on_any_number_of_ranks(data: st.DataObject) -> None:
@@ -227,6 +228,7 @@ def test_a_long_line_moves_totals_only(ranks: int) -> None:
         assert moved <= ranks**2 * x.itemsize
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_two_passes_over_any_shape(data: st.DataObject) -> None:

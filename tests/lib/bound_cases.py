@@ -32,7 +32,15 @@ def repeated_operations(plan: Plan) -> int:
 
 
 def is_among(other: Plan, plan: Plan) -> bool:
-    """Whether the lower bound of a plan holds for another one."""
+    """Whether the lower bound of a plan holds for another one.
+
+    Bounds are given that gathered dimensions are not cut. A plan that cuts them picks elements
+    where they lie, in a vertex of its own.
+    """
+    if {vertex.name for vertex in plan.graph.computed} != {
+        each.name for each in other.graph.computed
+    }:
+        return False
     if plan.among in (CUTS_OF_MESH, ALL_CUTS):
         return True
     return repeated_operations(other) <= repeated_operations(plan)

@@ -2,7 +2,7 @@
 
 import random
 
-from einmpi.planner.search import CutSearch
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.solving.solver import Solution
 from einmpi.planner.states import choices, symbols_to_cut
 

@@ -35,15 +35,20 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def weights(config: Config, folder: Path, dtype: str) -> dict[str, np.ndarray]:
-    """Return the weights of a checkpoint as inputs of its programs."""
+def weights(config: Config, folder: Path, dtype: str, length: int = 0) -> dict[str, np.ndarray]:
+    """Return the weights of a checkpoint as inputs of its programs, for texts of some length."""
     tensors = tensors_of(folder)
     used = {}
+    named = set()
     for name, weight in weights_of(config).items():
-        used[name] = tensors[weight.tensor].reshape(weight.shape).astype(dtype)
-    named = {weight.tensor for weight in weights_of(config).values()}
+        arrays = [tensors[tensor] for tensor in weight.tensors]
+        array = np.stack(arrays) if "*" in weight.tensor else arrays[0]
+        if weight.rows is not None:
+            array = array[slice(*weight.rows)]
+        used[name] = array.reshape(weight.shape).astype(dtype)
+        named.update(weight.tensors)
     assert named == set(tensors) - {"lm_head.weight"} | (named & {"lm_head.weight"})
-    used[FREQUENCIES] = config.rope.inverse_frequencies(config.head_width)
+    used[FREQUENCIES] = config.frequencies(length)
     return used
 
 

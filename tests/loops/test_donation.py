@@ -552,7 +552,7 @@ def is_sparse(schedules):
     return all(kinds)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cut", [None, "rows", "columns"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6, 9])
 def test_rows_that_get_values_are_updated(ranks, cut):
@@ -578,6 +578,7 @@ def test_rows_that_get_values_are_updated(ranks, cut):
     assert bits[0] == bits[1]
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 60),

@@ -81,6 +81,7 @@ def check(steps, warm, traced):
             assert after["resident"] - before["resident"] <= recorded + 2_097_152
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_steps_leave_nothing_behind():
     check(steps=300, warm=100, traced=True)

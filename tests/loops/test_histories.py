@@ -52,6 +52,7 @@ def einmpi_in(folder, *arguments, script=("-m", "einmpi")):
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_table_in_hdf5(tmp_path):
     write_job(tmp_path, "history.h5:/runs/first")
     done = einmpi_in(tmp_path, "job.toml")
@@ -96,6 +97,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", ["history.csv", "history.h5:/run1"])
 def test_a_killed_run_leaves_its_rows_and_continues(tmp_path, history):
     write_job(tmp_path, history)
@@ -122,6 +124,7 @@ def rows_of(folder, history):
         return handle[inside]["step"].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", ["history.csv", "history.h5:/run1"])
 def test_two_runs_do_not_write_the_same_history(tmp_path, history):
     write_job(tmp_path, history)
@@ -239,6 +242,7 @@ print(refused)
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_is_neither_closed_nor_whole_is_refused_at_once(tmp_path):
     """HDF5 would read each damaged part a hundred times, and wait twice as long each time."""
     assert einmpi_in(tmp_path, script=("-c", WRITER)).returncode == 0

@@ -92,6 +92,7 @@ def test_power_iteration(ranks):
     assert abs(outputs["x"] @ vectors[:, -1]) == pytest.approx(1, abs=1e-11)
 
 
+@pytest.mark.slow
 def test_random_cuts_across_windows(monkeypatch):
     """What is carried lies as axes of several windows cut it."""
     crossing = 0
@@ -252,6 +253,7 @@ def test_the_number_of_a_step(ranks):
     assert result.history["total_next"].tolist() == [0, 1, 3, 6, 10, 15]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 6), st.integers(1, 4))
 def test_any_shape(ranks, rows, columns, steps):
@@ -653,6 +655,7 @@ AROUND_STENCILS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks", [4, 6])
 @pytest.mark.parametrize("parts", [None, "last"])
 @pytest.mark.parametrize("name", AROUND_STENCILS)

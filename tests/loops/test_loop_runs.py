@@ -60,6 +60,7 @@ def result(folder):
         return file["u"][...]
 
 
+@pytest.mark.slow
 def test_the_command_line(folder):
     done = alone(folder, "-m", "einmpi", "job.toml", "--json", "found.json")
     assert done.returncode == 0, done.stderr
@@ -74,6 +75,7 @@ def test_the_command_line(folder):
     assert verified.returncode == 0 and "agrees" in verified.stdout, verified.stderr
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_moved_as_planned_under_mpirun(folder):
@@ -84,6 +86,7 @@ def test_moved_as_planned_under_mpirun(folder):
     assert data["bytes_predicted"] == 120 * data["loop"]["bytes_a_step"]
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_updates_in_place_under_mpirun(folder):
@@ -223,6 +226,7 @@ def test_a_loop_that_updates_in_place_is_killed_and_resumed(folder):
         np.testing.assert_allclose(array, wanted[name], rtol=1e-11, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_signal_stops_a_loop_that_continues_on_more_ranks(folder):
     whole = alone(folder, "-m", "einmpi", "job.toml")
     assert whole.returncode == 0, whole.stderr

@@ -77,6 +77,7 @@ def expected(A, X, batch, epochs, steps):
     return x, z
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     ranks=st.integers(1, 5),

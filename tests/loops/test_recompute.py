@@ -51,6 +51,7 @@ def load(folder: Path, last_line: str) -> einmpi.Job:
     return einmpi.load(path)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_loop_gives_the_same_bits(tmp_path: Path, ranks: int) -> None:
     plain = load(tmp_path, 'recompute = "none"')
@@ -125,6 +126,7 @@ def test_a_step_stays_within_its_prediction(name: str, ranks: int, share: int) -
         np.testing.assert_allclose(history, wanted, rtol=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
     layers=st.integers(1, 5),

@@ -1,6 +1,6 @@
 """Make tiny checkpoints with transformers, and what transformers computes with them.
 
-    python tests/models/make_checkpoints.py
+    python tests/models/make_checkpoints.py [NAME …]
 
 writes tests/models/checkpoints/NAME: config.json, generation_config.json, safetensors, and
 golden.npz with prompts, logits of every position, and 64 greedy tokens. It needs torch and
@@ -10,6 +10,7 @@ transformers, which the tests do not.
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -74,15 +75,120 @@ VARIANTS = {
     "qwen3": ("qwen3", "float32", {**GROUPED, "head_dim": 12}),
     "qwen3_bf16": ("qwen3", "bfloat16", {**GROUPED, "head_dim": 16, "attention_bias": True}),
 }
+# Architectures with more modules. Their seeds do not depend on what is above.
+EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 16}
+GEMMA = {**GROUPED, "head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 12}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.0, 2.0, 5.0],
+    "partial_rotary_factor": 0.75,
+}
+LOCAL_AND_GLOBAL = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 20000.0, "factor": 4.0},
+}
+LATER = {
+    "mixtral": ("mixtral", "float32", {**GROUPED, **EXPERTS, "num_local_experts": 5}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        "float32",
+        {
+            **GROUPED,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "num_experts": 6,
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3_moe_unscaled": (
+        "qwen3_moe",
+        "float32",
+        {
+            **GROUPED,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "num_experts": 4,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        "float32",
+        # Caps that are felt.
+        {
+            **GEMMA,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        "float32",
+        {
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": LOCAL_AND_GLOBAL,
+        },
+    ),
+    "phi3": ("phi3", "float32", {**GROUPED, "sliding_window": 9}),
+    "phi3_longrope": (
+        "phi3",
+        "float32",
+        {
+            **GROUPED,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2": ("olmo2", "float32", GROUPED),
+    "starcoder2": (
+        "starcoder2",
+        "float32",
+        {**GROUPED, "sliding_window": 7, "norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        "float32",
+        {
+            **GROUPED,
+            **EXPERTS,
+            "num_local_experts": 4,
+            "head_dim": 8,
+            "sliding_window": 7,
+            "swiglu_limit": 1.5,
+        },
+    ),
+    "gemma3_bf16": (
+        "gemma3_text",
+        "bfloat16",
+        {
+            **GEMMA,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": LOCAL_AND_GLOBAL,
+            "intermediate_size": 32,
+        },
+    ),
+}
+EVERY = {**VARIANTS, **LATER}
 BATCH = 3
 SEQUENCE = 20
+SHORT = 12
+PENALISED = 16
 
 
 def make(name: str) -> None:
     """Make one checkpoint and its golden results."""
-    architecture, dtype_name, changes = VARIANTS[name]
+    architecture, dtype_name, changes = EVERY[name]
     dtype = getattr(torch, dtype_name)
-    torch.manual_seed(sorted(VARIANTS).index(name))
+    is_first = name in VARIANTS
+    torch.manual_seed(sorted(VARIANTS).index(name) if is_first else 100 + [*LATER].index(name))
     config = CONFIG_MAPPING[architecture](**{**SIZES, **changes})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -91,6 +197,8 @@ def make(name: str) -> None:
                 parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
             elif "bias" in parameter_name:
                 parameter.copy_(0.2 * torch.randn_like(parameter))
+            elif "sinks" in parameter_name or "router" in parameter_name:
+                parameter.copy_(torch.randn_like(parameter))
     model = model.to(dtype)
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -106,15 +214,29 @@ def make(name: str) -> None:
             do_sample=False,
             pad_token_id=0,
         )
+        more = {}
+        if name == "phi3_longrope":  # shorter than where its frequencies change
+            more["short"] = model(tokens[:, :SHORT]).logits.numpy()
+        if name == "olmo2":
+            penalised = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=PENALISED,
+                do_sample=False,
+                pad_token_id=0,
+                repetition_penalty=1.4,
+            )
+            more["penalised"] = penalised[:, SEQUENCE:].numpy().astype(np.int16)
     np.savez_compressed(
         folder / "golden.npz",
         tokens=tokens.numpy().astype(np.int16),
         logits=logits.float().numpy(),
         greedy=texts[:, SEQUENCE:].numpy().astype(np.int16),
+        **more,
     )
 
 
 if __name__ == "__main__":
-    for variant in VARIANTS:
+    for variant in sys.argv[1:] or EVERY:
         make(variant)
         print(variant, sum(path.stat().st_size for path in (FOLDER / variant).iterdir()))

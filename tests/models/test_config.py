@@ -11,8 +11,9 @@ import pytest
 from tiny_checkpoints import FOLDER, NAMES, tensors_of
 
 import einmpi
-from einmpi.models.config import ARCHITECTURES, KINDS, NAMED, Config, read_config
+from einmpi.models.config import ARCHITECTURES, NAMED, Config, read_config
 from einmpi.models.programs import weights_of
+from einmpi.models.rope import KINDS
 
 SIZES = {
     "model_type": "llama",
@@ -41,10 +42,17 @@ def test_weights_are_all_tensors_of_the_files(name: str) -> None:
     tensors = tensors_of(FOLDER / name)
     config = read_config(FOLDER / name)
     weights = weights_of(config)
-    assert {weight.tensor for weight in weights.values()} == set(tensors)
+    assert {tensor for weight in weights.values() for tensor in weight.tensors} == set(tensors)
+    numbers = 0
     for weight in weights.values():
-        assert np.prod(weight.shape) == tensors[weight.tensor].size
-        assert weight.shape[0] <= tensors[weight.tensor].shape[0]
+        first = tensors[weight.tensors[0]]
+        numbers += np.prod(weight.shape)
+        if "*" in weight.tensor:
+            assert weight.shape[1:] == first.shape
+        elif weight.rows is None:
+            assert np.prod(weight.shape) == first.size
+            assert weight.shape[0] <= first.shape[0]
+    assert numbers == sum(array.size for array in tensors.values())
     assert config.dtype == next(iter(tensors.values())).dtype
 
 
@@ -151,7 +159,7 @@ def test_rope_equals_that_of_transformers(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model_type": "mixtral"}, 'model_type is "mixtral"; expected one of llama, mistral'),
+        ({"model_type": "mamba"}, 'model_type is "mamba"; expected one of llama, mistral'),
         ({"model_type": None}, "model_type is missing; expected one of llama, mistral"),
         ({"vocab_size": True}, "vocab_size is true; expected a positive integer"),
         ({"hidden_size": 64.0}, "hidden_size is 64.0; expected a positive integer"),
@@ -164,6 +172,33 @@ def test_rope_equals_that_of_transformers(tmp_path: Path, kind: str) -> None:
         (
             {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
             "rope_scaling.high_freq_factor is 1.0; expected a number above low_freq_factor",
+        ),
+        ({"hidden_act": "relu"}, 'hidden_act is "relu"; expected one of silu, gelu_pytorch_tanh'),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "is true; expected false"),
+        (
+            {"model_type": "qwen3_moe", "num_key_value_heads": 4, "num_experts": 4}
+            | {"mlp_only_layers": [0]},
+            "mlp_only_layers is [0]; expected []",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_key_value_heads": 4, "decoder_sparse_step": 2},
+            "decoder_sparse_step is 2; expected 1",
+        ),
+        (
+            {"model_type": "mixtral", "num_key_value_heads": 4, "num_experts_per_tok": 9},
+            "num_experts_per_tok is 9; expected an integer from 1 to 8",
+        ),
+        (
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor is 0.5; expected 1",
+        ),
+        (
+            {"model_type": "phi3", "partial_rotary_factor": 0.2},
+            "partial_rotary_factor is 0.2; expected a share of a head that is an even number",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}},
+            "rope_scaling.short_factor is [1]; expected a list of 8 positive numbers",
         ),
         ({"rope_parameters": {"rope_type": 3}}, "rope_parameters.rope_type is 3; expected one of"),
     ],

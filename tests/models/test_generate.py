@@ -78,6 +78,7 @@ def test_the_last_hidden_states_are_those_of_transformers(model):
         model.hidden(tokens, [1], before_norm=True)
 
 
+@pytest.mark.slow
 def test_prompts_of_different_lengths_equal_single_prompts(model):
     tokens = golden()["tokens"]
     lengths = [20, 3, 11]

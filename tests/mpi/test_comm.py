@@ -44,6 +44,9 @@ def test_gathers_by_mpi(comm, monkeypatch):
     """Small gathers go message by message, others by MPI's own: here all of them."""
     monkeypatch.setattr(comm_mpi, "MOST_BYTES_OF_DIRECT_GATHER", -1)
     run_all(comm)
+    everyone = tuple(range(comm.size))
+    for count in (1, 1000):  # one member has all: a broadcast of few bytes, a gather of more
+        gather(comm, everyone, "float64", [[0] * (comm.size - 1) + [count]])
 
 
 def test_questions_by_mpi(comm, monkeypatch):

@@ -13,8 +13,9 @@ from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.planner.factor import factor
-from einmpi.planner.lower_bound import words
-from einmpi.planner.lower_bound.words import lower_bound_words, outer_products
+from einmpi.planner.lower_bound import units
+from einmpi.planner.lower_bound.units import outer_products
+from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
@@ -131,7 +132,7 @@ def test_the_bound_is_never_above_the_best_plan_of_a_random_graph(seed):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("most_rows", [10, 250])
 def test_the_bound_is_never_above_a_plan_of_random_products(seed, most_rows, monkeypatch):
-    monkeypatch.setattr(words, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(units, "MOST_ROWS", most_rows)
     rng = random.Random(seed)
     joined = equal = 0
     for _ in range(60):
@@ -147,7 +148,7 @@ def test_the_bound_is_never_above_a_plan_of_random_products(seed, most_rows, mon
     assert equal > 10
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_no_plan_moves_less_than_its_bound(seed):
     """Plans of every strategy, on nodes, with layouts that are pinned, in little memory."""

@@ -106,7 +106,7 @@ def check_all_strategies(graph, ranks, resident=()):
     return sum(plan.among == REPEATING_NO_MORE for plan in plans)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100))
 def test_no_plan_of_random_graphs_is_below_a_bound(seed):
     """5,000 graphs, and all strategies."""
@@ -138,7 +138,7 @@ def layers_of(rng, count):
     return einmpi.program("\n".join(lines), dtype="float32", **shapes).graph, weights
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_the_sum_over_layers_is_no_higher_than_the_bound_of_all_together(seed, monkeypatch):
     rng = random.Random(seed)
@@ -171,6 +171,7 @@ def test_equal_layers_are_solved_once(monkeypatch):
     assert len(sizes) < 6 and max(sizes) < 100
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("batch", "sequence"), [(8, 1024), (1, 4096)])
 @pytest.mark.parametrize("ranks", [8, 64, 256, 1024, pytest.param(4096, marks=pytest.mark.slow)])
 def test_models_with_resident_weights_are_planned_exactly(batch, sequence, ranks):
@@ -181,7 +182,7 @@ def test_models_with_resident_weights_are_planned_exactly(batch, sequence, ranks
     assert lower_bound_words(graph, ranks, weights) == 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_within_memory_is_below_the_bound_of_another(seed):
     """Weights stay on the ranks as far as they fit."""

@@ -16,7 +16,7 @@ def steps_of(plan):
     return plan.loops or (plan,)
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("ranks", [*range(1, 9), 64])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "text"])  # a minute each
 def test_there_is_a_bound_of_each_plan_that_moves_something(name, ranks):
@@ -26,7 +26,7 @@ def test_there_is_a_bound_of_each_plan_that_moves_something(name, ranks):
             assert plan.lower_bound > 0
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 64])
 @pytest.mark.parametrize("name", [name for name in LOOPS if name != "text"])
 def test_no_plan_of_a_loop_moves_less_than_the_bound_of_another(name, ranks):

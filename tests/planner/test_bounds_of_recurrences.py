@@ -52,6 +52,7 @@ def test_the_bound_is_never_above_the_best_plan(case, ranks):
             assert 0 <= lower_bound_words(graph, ranks, resident, words) <= best
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 12])
 def test_no_plan_of_any_strategy_is_below_the_bound_of_another(case, ranks):

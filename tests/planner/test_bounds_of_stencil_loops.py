@@ -142,7 +142,7 @@ def test_no_plan_of_all_is_below_the_bound_of_another(loop, shape, ranks):
             assert bound.words <= words[repeated <= repeated[cell]].min()
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop != "two steps"])  # it may turn
 @pytest.mark.parametrize("shape", [(12, 12), (32, 20), (64, 64)])
 def test_plans_of_loops_that_move_something_have_a_bound(loop, shape):

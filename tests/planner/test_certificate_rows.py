@@ -29,7 +29,6 @@ HOLDS = {
     "conv2d": BOTH,
     "heat": BOTH,
     "syrk": BOTH,
-    "syrk-32": ("bound",),  # 13 blocks of 8,192 rows are padded: 0.2 % more words
     "llama-resident": BOTH,
     "llama-memory": BOTH,
     "random": BOTH,
@@ -85,6 +84,7 @@ for row in ROWS:
         CASES.append(pytest.param(row, id=row["id"], marks=marks))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("row", CASES)
 def test_a_plan_is_as_good_as_its_row_says(row):
     graph, resident = source(row["id"])

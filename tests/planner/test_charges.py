@@ -12,9 +12,9 @@ from scipy.optimize import linprog
 from target_graphs import attention, chain, llama
 
 import einmpi
-from einmpi.planner.lower_bound import words
-from einmpi.planner.lower_bound.parts import most_kept, ways_to_cut
-from einmpi.planner.lower_bound.words import Charging
+from einmpi.planner.lower_bound import units, words
+from einmpi.planner.lower_bound.charges import Charging
+from einmpi.planner.lower_bound.ways import most_kept, ways_to_cut
 
 
 def best_of_scipy(charging: Charging) -> float:
@@ -51,7 +51,7 @@ def test_the_charges_are_the_best_ones(ranks):
     graphs = [chain(1), chain(10), attention(), llama()[0]]
     graphs += [random_graph(rng, 6, (2, 4, 8, 16, 100)) for _ in range(20)]
     for graph in graphs:
-        ((charging, *_),) = words._charging(graph, ranks, ())
+        ((charging, *_),) = units.charging_of(graph, ranks, ())
         if charging.charges:
             best = best_of_scipy(charging)
             assert charging.bound(charging.best(1024), 1024) / 1024 == pytest.approx(best, abs=1)
@@ -60,8 +60,8 @@ def test_the_charges_are_the_best_ones(ranks):
 def test_vertices_that_are_alike_have_the_same_charges():
     """Layers together have the bound of single ones, in a linear program that stays small."""
     four, eight = llama(8, 1024, 4)[0], llama(8, 1024, 8)[0]
-    ((charging, *_),) = words._charging(eight, 64, ())
-    assert len(charging.parts) + charging.charges < words.MOST_ROWS
+    ((charging, *_),) = units.charging_of(eight, 64, ())
+    assert len(charging.parts) + charging.charges < units.MOST_ROWS
     bound = words.lower_bound_words(eight, 64)
     assert bound == pytest.approx(2 * words.lower_bound_words(four, 64), rel=1e-6)
 
@@ -69,13 +69,13 @@ def test_vertices_that_are_alike_have_the_same_charges():
 def test_a_graph_in_pieces_has_a_lower_bound_that_is_not_much_lower(monkeypatch):
     graph = llama()[0]
     whole = words.lower_bound_words(graph, 64)
-    monkeypatch.setattr(words, "MOST_ROWS", 20)
+    monkeypatch.setattr(units, "MOST_ROWS", 20)
     assert 0.5 * whole < words.lower_bound_words(graph, 64) <= whole
 
 
 def test_charges_for_one_tensor_are_together_at_most_its_elements():
     graph = llama()[0]
-    ((charging, *_),) = words._charging(graph, 64, ())
+    ((charging, *_),) = units.charging_of(graph, 64, ())
     found = charging.best(16)
     assert min(found) >= 0
     for limit in charging.limits:

@@ -64,6 +64,7 @@ def test_without_a_limit_it_is_the_same_as_true():
     assert "W0, W1 stay loaded: all that may" in str(plan)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     st.integers(1, 6),
@@ -224,6 +225,7 @@ if comm.rank == 0:
 """
 
 
+@pytest.mark.slow
 def test_on_real_ranks():
     layers_job((64,) * 4, 1)
     done = run_mpi(2, ON_REAL_RANKS, timeout=120, cwd=os.getcwd())

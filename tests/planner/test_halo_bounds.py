@@ -158,6 +158,7 @@ def test_the_bound_is_never_above_the_best_plan(name, ranks):
         assert lower_bound_words(graph, ranks, kept) <= optimum(graph, ranks, kept)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("strategy", [DEFAULT_STRATEGY, "eindecomp-paper", "sqrt", "replicate"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_strategy_moves_less_than_the_bound(name, strategy):
@@ -189,7 +190,7 @@ def _random_stencils(rng) -> tuple[str, dict[str, tuple[int, ...]]]:
     return "\n".join(lines), {"t0": shape}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_the_bound_is_never_above_a_plan_of_random_stencils(seed):
     rng = random.Random(seed)

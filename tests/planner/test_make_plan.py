@@ -12,10 +12,10 @@ from target_graphs import llama
 
 import einmpi
 from einmpi.models.config import NAMED, llama_program
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.peak_memory import peak_bound
 from einmpi.planner.plan import Options
-from einmpi.planner.search import CutSearch
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.explain import as_json, explain
 
@@ -183,6 +183,7 @@ def test_digest_tells_plans_apart():
 # ---- memory and pins --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_memory_limit_is_kept():
     graph, weights = llama()
     free = make_plan(graph, 8, Options(resident=weights))
@@ -242,6 +243,7 @@ def test_the_smallest_limit_does_not_depend_on_the_one_that_was_asked_for():
     assert make_plan(graph, 3, Options(resident=("X", "Y"), memory=least)).peak == least
 
 
+@pytest.mark.slow
 def test_no_peak_is_below_the_bound():
     """Whatever is cut how: of all strategies, with and without inputs that stay."""
     for graph, weights in (llama(), (attention().graph, ()), (chain(480).graph, ("A", "D"))):
@@ -499,6 +501,7 @@ def command(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_the_plan_command(tmp_path):
     target = tmp_path / "plan.json"
     done = command("jobs/chain.toml", "-n", "8", "--set", "s=960", "--json", str(target))

@@ -37,6 +37,7 @@ SLOW = [("llama", "sqrt"), ("llama", "eindecomp"), ("product", "sqrt"), ("heat",
 MARKED = [pytest.param(*case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "strategy"), MARKED)
 def test_a_million_ranks_need_little_memory(name, strategy):
     graph = GRAPHS[name]()
@@ -53,6 +54,7 @@ def test_a_million_ranks_need_little_memory(name, strategy):
     assert peak < 400 * MIB
 
 
+@pytest.mark.slow
 def test_lowering_one_of_a_million_ranks_makes_no_list_of_them():
     """The loss and the rate go to all ranks, biases to each 64th: few of them have a piece."""
     plan = make_plan(einmpi.load(JOBS / "ffnn.toml").graph, MAX_RANKS, Options())

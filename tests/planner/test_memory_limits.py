@@ -57,7 +57,7 @@ def least_limit(graph: EinGraph, ranks: int, options: dict[str, object]) -> int:
     return int(found[1])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_more_memory_never_moves_more(seed):
     graph, resident = random_program(seed)
@@ -76,7 +76,7 @@ def test_more_memory_never_moves_more(seed):
         assert moved == sorted(moved, reverse=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 12))
 def test_more_memory_never_moves_more_at_random_limits(seed):
     graph, resident = random_program(seed)
@@ -93,6 +93,7 @@ def test_more_memory_never_moves_more_at_random_limits(seed):
     assert moved == sorted(moved, reverse=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["eindecomp", "sqrt"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_refusal_names_the_lowest_limit(seed, strategy):
@@ -119,6 +120,7 @@ def llama(layers: int) -> tuple[EinGraph, tuple[str, ...]]:
     return einmpi.program(text, dtype="float16", **shapes).graph, weights
 
 
+@pytest.mark.slow
 def test_resident_weights_fit_where_megatron_fits_and_move_less():
     graph, weights = llama(4)
     options = Options(strategy="megatron", roles=ROLES, resident=weights)
@@ -146,7 +148,7 @@ def test_words_fall_in_small_steps_as_memory_grows():
         assert fewer <= more <= 1.4 * fewer
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 10, 14, 16, 24, 35])
 def test_no_strategy_moves_less_within_a_limit(seed):
     """Strategies that repeat more than a tenth of the work are left out."""
@@ -224,7 +226,7 @@ def random_indices(seed: int) -> EinGraph:
     return einmpi.program(text, **arrays).graph
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(300))
 def test_every_limit_has_a_plan_or_a_refusal(seed):
     graph = random_indices(seed)

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.memory import bytes_of_blocks
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.saving_memory import mixtures as module
 from einmpi.planner.saving_memory.mixtures import Mixtures
-from einmpi.planner.search import CutSearch
 from tests.planner.test_memory_limits import llama, random_program
 
 

@@ -43,6 +43,7 @@ def step_plan(step: Step, ranks: int, **options: Any) -> Plan:
 # ---- what it costs and saves --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_perceptron_needs_little_more_than_half() -> None:
     """Of each layer, the argument of silu is kept, and its value is computed again."""
     step = perceptron(12, 4096, 2048, "silu", "float32")
@@ -97,6 +98,7 @@ def test_cuts_that_a_higher_price_of_memory_leaves_as_they_are_are_tried_once(
     assert len(tried) == 1  # on one rank, all prices have the same cuts
 
 
+@pytest.mark.slow
 def test_nothing_is_computed_again_without_a_limit_or_if_all_fits() -> None:
     for name, (make, _) in STEPS.items():
         plan = step_plan(make(), 4)
@@ -149,7 +151,7 @@ def check_same(step: Step, ranks: int, recompute: Any, **options: Any) -> Plan:
 SLOW = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (6, 8)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [1, 3, *SLOW])
 @pytest.mark.parametrize("name", STEPS)
 def test_named_tensors_are_computed_again(name: str, ranks: int) -> None:
@@ -167,6 +169,7 @@ def test_named_tensors_are_computed_again(name: str, ranks: int) -> None:
         assert sorted(map(str, without.vertices)) == sorted(map(str, base.graph.vertices))
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
     layers=st.integers(2, 6),

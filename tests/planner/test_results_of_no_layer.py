@@ -11,11 +11,11 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.config import NAMED
 from einmpi.models.programs import prefill_program
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
 from einmpi.planner.repetition import repeated_layers, small_results_of_no_layer
-from einmpi.planner.search import CutSearch
 
 
 def prefill(layers: int) -> EinGraph:
@@ -62,7 +62,7 @@ def test_nothing_is_held_where_layouts_are_prescribed():
     assert plan.layouts["W3"] == (0, 0, 0, 0)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "ranks", "most"), [(12, 8, 6.88), (6, 64, 11.5), (6, 1024, 37.2)]
 )

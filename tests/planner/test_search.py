@@ -409,6 +409,16 @@ def test_tied_layers_cost_as_much_as_free_ones_on_eight_ranks(batch, sequence, r
     assert plan_bytes(graph, 8, states, placed, kept) == tied.cost
 
 
+def test_many_layers_on_few_axes_move_no_more_than_few_layers():
+    """All of them read one of four matrices; what joins these is too large for an exact search."""
+    layers = 900
+    lines = [f"x{k + 1}[b,j] = tanh(sum(x{k}[b,i] * W{k % 4}[i,j]))" for k in range(layers)]
+    matrices = {f"W{k}": (256, 256) for k in range(4)}
+    graph = einmpi.program("\n".join(lines), x0=(64, 256), **matrices).graph
+    plan = make_plan(graph, 8, Options())
+    assert plan.words_predicted == plan.lower_bound == 4 * 7 * 256**2  # rows are cut
+
+
 def training_step(layers: int) -> tuple[EinGraph, dict[str, str]]:
     text, shapes, carry = llama_training_program(NAMED["7B"], 8, 1024, layers)
     outputs = ["loss", *carry.values()]
@@ -443,6 +453,7 @@ def test_labels_may_have_other_names_in_every_layer():
     assert tie["x15"] == tie["x16"] and tie["W15"] == tie["W16"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "ranks", "words"),
     [

@@ -24,6 +24,7 @@ def digest(graph: EinGraph, ranks: int, options: Options, tables: SharedTables) 
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [4, 6, 16, 64])
 def test_plans_are_the_same_with_tables_of_other_graphs(ranks):
     tables = SharedTables()

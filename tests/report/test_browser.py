@@ -365,6 +365,7 @@ def test_the_browser_prints_the_page(page):
     assert len(page.print_page()) > 10_000
 
 
+@pytest.mark.slow
 def test_curves_of_recorded_values_are_drawn(browser, tmp_path):
     """The line of a curve has a size and a colour, inside the picture."""
     job = einmpi.load(ROOT / "jobs" / "power.toml")

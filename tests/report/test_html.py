@@ -75,6 +75,7 @@ def sections(text):
 # ---- what moves ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("ranks", [1, 6, 11, 16])
 def test_edges_move_what_the_plan_moves(name, ranks):
@@ -287,6 +288,7 @@ def test_text_from_users_is_escaped():
     assert "<" not in elements.scripts[0]
 
 
+@pytest.mark.slow
 def test_the_same_page_in_every_process():
     code = (
         "import einmpi, sys; from einmpi.report.html import page; job = einmpi.load(sys.argv[1]); "
@@ -551,6 +553,7 @@ def test_pages_and_plots_from_the_command_line(tmp_path):
     assert done.stderr == f"--report none/run.html: {message}\n"
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_a_run_writes_its_page(tmp_path):

@@ -104,6 +104,7 @@ def check(report, figures):
     return data
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("ranks, nodes", [(2, 1), (4, 2), (3, 2)])
 @pytest.mark.parametrize("job", [ONCE, SEVERAL, TRAINED], ids=["once", "several", "trained"])
 def test_all_steps_cost_what_was_planned(tmp_path, job, ranks, nodes):

@@ -175,7 +175,7 @@ def on_terminal(command, width, **variables):
     return process.returncode, shown.decode()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[pytest.mark.mpirun, needs_mpirun])])
 def test_a_run_on_a_terminal(ranks):
     command = [
@@ -216,6 +216,7 @@ def deinit(): pass
 """
 
 
+@pytest.mark.slow
 def test_quiet_on_a_terminal(tmp_path):
     (tmp_path / "colorama.py").write_text(COLORAMA)
     command = [sys.executable, "-m", "einmpi", "jobs/distances.toml", "--quiet"]

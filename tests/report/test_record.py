@@ -193,7 +193,7 @@ TABLE = re.compile(
 )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 @pytest.mark.parametrize("ranks", [2, 3])

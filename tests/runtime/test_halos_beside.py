@@ -16,6 +16,7 @@ from einmpi.job.loop import StepProgram, make_loop
 from einmpi.kernels import halo_parts, index_sets
 from einmpi.loops.running import LoopRun
 from einmpi.runtime.cpu.backend import NumpyBackend
+from einmpi.runtime.kept_memory import keep_memory
 from einmpi.schedule import passes
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
@@ -139,8 +140,27 @@ def test_kernels_that_need_a_copy(tmp_path, program):
         assert not any(computed_as(step) == "stencil" for step in schedule.steps)
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 9, 16])
+def test_every_rank_of_a_plate_computes_in_one_pass(ranks):
+    """Also a rank without an edge of the plate, and one whose memory is full while it computes."""
+    job = einmpi.load("jobs/plate.toml", n=4000)
+    plan = einmpi.plan(job, ranks)
+    for rank in range(ranks):
+        schedule = fuse(lower(plan, rank), plan, NumpyBackend().fusions)
+        assert peak_bytes(schedule) <= plan.peak
+        assert sum(map(has_halo_buffers, schedule.steps)) == 1
+        (computed,) = [step for step in schedule.steps if step.kernels]
+        assert [kernel.vertex for kernel in computed.kernels] == ["V", "change"]
+        kept = keep_memory(schedule)
+        for number, step in enumerate(schedule.steps):
+            if isinstance(step, Transfer):
+                assert number in kept.received
+                for slot in filter(None, step.arriving):  # it is where its message arrives
+                    assert np.shares_memory(kept.slots[slot.name], kept.received[number])
+
+
 @pytest.mark.parametrize("watched", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 9])
 def test_loops_whose_carried_tensor_has_a_halo(tmp_path, ranks, watched):
     """Without `watched`, the plan lets V be written over U, because it expects a copy of U."""
     program = HEAT + "change = max(abs(V[i,j] - U[i,j]))\n" * watched

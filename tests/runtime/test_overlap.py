@@ -151,6 +151,7 @@ carry = { P = "Q" }
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("backend", ["numpy", "cupy"])
 @pytest.mark.parametrize("ranks, nodes", [(3, 2), (5, 2), (7, 3)])
 def test_loops_have_the_same_bits(ranks, nodes, backend, tmp_path, monkeypatch):
@@ -188,6 +189,7 @@ def test_loops_have_the_same_bits(ranks, nodes, backend, tmp_path, monkeypatch):
         assert launches["auto"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("transport", ["host", "nccl", "mpi"])
 @pytest.mark.parametrize("ranks, nodes", [(2, 2), (4, 2), (5, 3)])
 def test_gpus_compute_while_messages_travel(ranks, nodes, transport, monkeypatch):

@@ -121,6 +121,7 @@ def run_calls(name, job, comm, calls):
     return found, measured.received, plan, schedule
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("names", [*itertools.combinations(SETTINGS, 2), ()], ids="-".join)
 @pytest.mark.parametrize("name", PROGRAMS)

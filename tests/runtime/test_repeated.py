@@ -189,12 +189,12 @@ def test_kept_arrays_that_are_needed_at_once_do_not_overlap(name, most, monkeypa
     for ranks in (1, 2, 5):
         plan = einmpi.plan(job, ranks)
         for rank in range(ranks):
-            steps = lower(plan, rank).steps
-            kept = keep_memory(steps)
+            schedule = lower(plan, rank)
+            kept = keep_memory(schedule)
             total = 0
             for array in kept.slots.values():
                 array[...] = 0
-            for number, step in enumerate(steps):
+            for number, step in enumerate(schedule.steps):
                 arrays = []
                 for slot in (*step.reads, *step.writes):
                     if slot.name in kept.slots:
@@ -241,9 +241,9 @@ def test_small_messages_keep_memory_that_is_not_planned(ranks):
 def test_numbers_and_messages_of_a_small_program_keep_their_memory(ranks):
     plan = einmpi.plan(power_program(100), ranks)
     for rank in range(ranks):
-        steps = lower(plan, rank).steps
-        kept = keep_memory(steps)
-        for number, step in enumerate(steps):
+        schedule = lower(plan, rank)
+        kept = keep_memory(schedule)
+        for number, step in enumerate(schedule.steps):
             if is_reduce(step) and not step.target.shape:
                 assert number in kept.sent
                 assert number in kept.received
@@ -263,9 +263,11 @@ def test_what_leaves_memory_keeps_none(ranks):
     plan = einmpi.plan(job, ranks, memory=einmpi.plan(job, ranks).peak // 2)
     assert plan.spilled
     for rank in range(ranks):
-        steps = lower(plan, rank).steps
-        spilled = {slot.name for step in steps for slot in step.spills("place", "evict", "fetch")}
-        assert spilled and spilled.isdisjoint(keep_memory(steps).slots)
+        schedule = lower(plan, rank)
+        spilled = {
+            slot.name for step in schedule.steps for slot in step.spills("place", "evict", "fetch")
+        }
+        assert spilled and spilled.isdisjoint(keep_memory(schedule).slots)
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")

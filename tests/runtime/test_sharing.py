@@ -122,7 +122,7 @@ def job_of(name: str, folder: Path) -> einmpi.Job:
     return einmpi.load(f"{folder}/{name}.toml")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("limited", [True, False], ids=["within the plan", "without a limit"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_have_the_same_bits(name, limited, tmp_path, monkeypatch):
@@ -135,6 +135,7 @@ def test_results_have_the_same_bits(name, limited, tmp_path, monkeypatch):
     assert compare_modes(job, 4, {}, strategy="sqrt", limited=limited) > 0
 
 
+@pytest.mark.slow
 def test_all_kinds_of_transfers_are_shared(tmp_path, monkeypatch):
     monkeypatch.setattr(sharing_memory, "peak_bytes", lambda _: 2**60)
     kinds = set()
@@ -175,6 +176,7 @@ PROGRAMS_OF_GROUPS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(PROGRAMS_OF_GROUPS),
@@ -222,7 +224,7 @@ def test_members_find_the_same_slots(
             assert end <= shared_slots.slots[piece.exchange.target.name].nbytes
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "extents", "memory"),
     [(5, (178, 254, 318), 579765), (8, (372, 328, 244), 581692), (8, (211, 181, 452), 421740)],
@@ -284,6 +286,7 @@ W = {{ file = "W.npy", resident = {resident} }}
 """
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
     st.integers(2, 7),

@@ -60,7 +60,7 @@ def with_files(job, arrays, folder):
 # ---- the same results ---------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -421,6 +421,7 @@ def test_a_run_that_is_killed_leaves_no_files(tmp_path):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_mpirun
 @pytest.mark.mpirun
 def test_on_real_ranks(tmp_path):

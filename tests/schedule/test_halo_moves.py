@@ -18,6 +18,7 @@ def halos(job, ranks):
     return found
 
 
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("n", [23, 40, 64])
 @pytest.mark.parametrize("ranks", [2, 3, 6, 7, 16])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -198,6 +198,7 @@ def test_the_sizes_of_blocks_that_are_considered(extents):
     assert counts(einsum, sizes).prod(axis=1).max() <= MOST_PASSES
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(100, 2000), st.booleans()

@@ -34,7 +34,7 @@ def check(plan, shared):
     return len(classes)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("ranks, nodes", PLACES)
 @pytest.mark.parametrize("name", JOBS)
@@ -43,7 +43,7 @@ def test_jobs(name, ranks, nodes, shared):
     check(einmpi.plan(job, ranks, nodes=nodes), shared)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ranks, nodes", [*PLACES, (36, 6), (128, 4)])
 @pytest.mark.parametrize("size", [60, 96, 97, 128])
 def test_extents(size, ranks, nodes):
@@ -52,6 +52,7 @@ def test_extents(size, ranks, nodes):
     check(einmpi.plan(job, ranks, nodes=nodes), shared=True)
 
 
+@pytest.mark.slow
 def test_axes_that_slice_the_same_digit():
     job = einmpi.load(ROOT / "jobs" / "chain.toml", s=60)
     check(einmpi.plan(job, 128, nodes=4), shared=False)
@@ -77,12 +78,14 @@ def test_any_extents(rows, columns, inner, where, strategy, shared):
     check(einmpi.plan(job, ranks, nodes=nodes, strategy=strategy), shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size, ranks, classes", [(4096, 64, 1), (512, 512, 1), (500, 64, 32)])
 def test_how_many_classes_there_are(size, ranks, classes):
     job = einmpi.load(ROOT / "jobs" / "chain.toml", s=size)
     assert check(einmpi.plan(job, ranks, nodes=ranks // 8), shared=True) == classes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("most", [None, 100, 1])
 @pytest.mark.parametrize("name, ranks", [("chain", 4096), ("heat", 64), ("ffnn", 60)])
 def test_each_rank_is_in_one_class(name, ranks, most):

@@ -149,7 +149,7 @@ def test_messages_inside_a_node_leave_one_after_another():
 # ---- the fastest plan ----------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks, nodes", [(4, 1), (8, 2), (12, 3), (16, 16)])
 @pytest.mark.parametrize("name", ["chain", "attention", "ffnn", "convolution", "softmax"])
 def test_no_plan_is_slower_than_that_of_one_search(name, ranks, nodes):
@@ -167,6 +167,7 @@ def plans_of_small_tensors():
     return einmpi.plan(job, 256, nodes=32), einmpi.plan(job, 256, nodes=32, machine=CLUSTER)
 
 
+@pytest.mark.slow
 def test_the_fewest_bytes_take_longer_where_tensors_are_small():
     least_bytes, plan = plans_of_small_tensors()
     timed = with_predicted_times(least_bytes, CLUSTER)

@@ -187,6 +187,9 @@ _OPERATORS = {
     "!=": 0.3,
     "&": 0.3,
     "|": 0.3,
+    "^": 0.2,
+    "<<": 0.2,
+    ">>": 0.2,
 }
 _MORE_MACROS = ("std", "norm", "count", "argmin", "argmax")
 
@@ -833,7 +836,7 @@ class ProgramMaker:
         more = ("log2", "log10", "sinh", "cosh", "tan", "arctan2")
         if node.name in (*functions, *more, "/", "sigmoid", "silu"):
             return "c" if widest == "c" else "f"
-        if node.name in ("relu", "**", "%", "//") and widest == "b":
+        if node.name in ("relu", "**", "%", "//", "<<", ">>") and widest == "b":
             return "i"
         try:
             return np.dtype(node.name).kind
@@ -865,7 +868,7 @@ class ProgramMaker:
             x, y = self.real(x), self.real(y)
         if operator in ("-", "%", "//", "clip"):
             x = self.number(x)
-        if operator in ("&", "|"):
+        if operator in ("&", "|", "^", "<<", ">>"):
             x, y = self.integral(x), self.integral(y)
         if operator == "**":
             return self.power(x)

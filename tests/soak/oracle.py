@@ -457,7 +457,8 @@ def _cast(name: str, x: Value) -> Value:
 
 
 def _bitwise(name: str, arguments: Sequence[Value]) -> Value:
-    functions = {"&": np.bitwise_and, "|": np.bitwise_or, "~": np.invert}
+    functions = {"&": np.bitwise_and, "|": np.bitwise_or, "^": np.bitwise_xor, "~": np.invert}
+    functions |= {"<<": np.left_shift, ">>": np.right_shift}
     value = _call(functions[name], arguments)
     return Value(value, 0.0, _magnitude(value), _any_unsure(arguments))
 
@@ -617,7 +618,7 @@ def apply(name: str, arguments: Sequence[Value]) -> Value:
         return _power(*arguments)
     if name in ("<", "<=", ">", ">=", "==", "!="):
         return _compare(name, *arguments)
-    if name in ("&", "|", "~"):
+    if name in ("&", "|", "^", "~", "<<", ">>"):
         return _bitwise(name, arguments)
     if name == "where":
         return _where(*arguments)

@@ -176,6 +176,7 @@ def check_slice(numbers):
         assert not failures, f"python -m tests.soak arrays --seed 1 --case {number}: {failures}"
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_soak():
     check_slice(range(200, 240))
 

@@ -130,6 +130,7 @@ def run_slice(tmp_path, *arguments):
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
+@pytest.mark.slow
 def test_a_few_inputs(tmp_path):
     run_slice(tmp_path, "--count", "20")
 

@@ -62,7 +62,7 @@ def test_a_case_follows_from_its_seed_and_number():
         return hashlib.sha256(b"".join(found[number] for number in sorted(found))).hexdigest()
 
     assert digest(range(30)) == digest(reversed(range(30)))
-    assert digest(range(30))[:16] == "ebd30b4b70fad9a1"
+    assert digest(range(30))[:16] == "c925e6cf919093ff"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -170,6 +170,7 @@ def test_disagreement_in_integers_and_nan():
 # ---- runs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_soak():
     notes = set()
     for number in range(200, 220):

@@ -120,6 +120,7 @@ def check_cases(seed, numbers):
     assert themes == set(THEMES)
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_soak():
     check_cases(1, range(24))
 

@@ -16,6 +16,7 @@ def check_cases(numbers):
     assert compared > len(numbers) / 4  # some are refused
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_soak():
     check_cases(range(40))
 

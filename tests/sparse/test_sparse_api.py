@@ -1,11 +1,20 @@
 """Sparse tensors in Python: what is taken for one, what comes back, and what is refused."""
 
+from dataclasses import replace
+from gc import collect
+from weakref import ref
+
 import numpy as np
 import pytest
 import scipy.sparse
 
 import einmpi
+from einmpi.comm.base import ALONE
+from einmpi.compiled.sparse import stored_job
 from einmpi.graph.sparse.coordinates import Coordinates
+from einmpi.kernels.cpu import compiled
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.text.explain import as_json, explain
 
 RNG = np.random.default_rng(0)
 DENSE = np.where(RNG.random((6, 5)) < 0.4, RNG.standard_normal((6, 5)), 0)
@@ -159,8 +168,8 @@ def test_attention_needs_no_rule_of_its_own():
         ("Z[i,j] = A[i,j] + x[j]", {"Z": "like x"}, "Z is like x, which is dense"),
         ("Z[i,j] = A[i,j] * x[j]", {"Z": "csr"}, "the format of Z is 'csr'; expected \"dense\""),
         ("Z[i,j] = A[i,j] * x[j]", {"Y": "dense"}, "unknown tensor 'Y'; expected one of A, x, Z"),
-        ("Z[i,k] = sum(A[i,j] * A[k,j]) + A[i,i] * x[k]", {}, r"keys \[i,k\] and \[i\]"),
-        ("Z[i,k] = sum(A[i,j] * (1 + A[k,j]))", {}, r"Z needs A\[k,j\] at all k"),
+        ("Z = sum(L[i,j] + L[j,k])", {}, r"sparse tensors with keys \[i,j\] and \[j,k\]"),
+        ("Z[i,k] = sum(L[i,j] * (1 + L[k,j]))", {}, r"Z needs L\[k,j\] at all k"),
         ("Z[i,j] = cumsum[j](A[i,j])", {}, "is a scan along a key of A, which is sparse"),
         ("Z[i:4] = A[i,i+1]", {}, "Z reads A by a gather or index arithmetic, and it is sparse"),
         ("Z[i,j] = sum[k](exp(T[i,j,k]))", {}, "Z would be sparse, with 1.0 for each element"),
@@ -169,7 +178,8 @@ def test_attention_needs_no_rule_of_its_own():
 def test_refused(text, formats, message):
     square = scipy.sparse.csr_array(DENSE[:5])
     tensor = Coordinates.of(([0, 1], [1, 2], [0, 0]), [1.0, 2.0], (5, 5, 5))
-    inputs = {"A": square, "x": X, "T": tensor}
+    large = Coordinates.of(([5], [7]), [1.0], (10**5, 10**5))
+    inputs = {"A": square, "x": X, "T": tensor, "L": large}
     used = {name: value for name, value in inputs.items() if f"{name}[" in text}
     with pytest.raises(einmpi.InputError, match=message) as error:
         job = einmpi.program(text, formats=formats, **used)
@@ -177,11 +187,38 @@ def test_refused(text, formats, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("setting", "message"), [("strict", "strict is true, and an input is")])
-def test_refused_settings(setting, message):
-    job = einmpi.program("y[i] = sum(A[i,j])", A=CSR, **{setting: True})
-    with pytest.raises(einmpi.InputError, match=message):
-        einmpi.run(job, A=CSR)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Z[i,k] = sum(A[i,j] * A[k,j]) + A[i,i] * x[k]",
+        "Z[i,k] = sum(A[i,j] * (1 + A[k,j]))",
+        "Z[j] = max[i](A[i,j] * A[i,i])",
+        "Z[i] = sum(A[i,j] + A[j,j] + A[j,k] * x[k])",
+    ],
+)
+def test_unlike_keys(text):
+    """The smaller tensors are taken for dense ones."""
+    inputs = {"A": scipy.sparse.csr_array(DENSE[:5])}
+    if "* x[" in text:
+        inputs["x"] = X
+    job = einmpi.program(text, **inputs)
+    found = einmpi.run(job, inputs)["Z"]
+    wanted = einmpi.reference(job, inputs)["Z"]
+    whole = found.gather()
+    whole = whole.toarray() if scipy.sparse.issparse(whole) else whole
+    np.testing.assert_allclose(whole, wanted, rtol=1e-12)  # sums of few numbers
+
+
+def test_strict_programs_are_dense():
+    """A product with what is not stored is 0, whatever the other factor is."""
+    text = "y[i] = sum(A[i,j] * x[j])"
+    x = np.where(np.arange(5) == 2, np.inf, X)
+    with pytest.raises(einmpi.InputError, match=r"strict is true, and A is sparse.* \"dense\" if"):
+        einmpi.run(einmpi.program(text, A=CSR, x=x, strict=True), A=CSR, x=x)
+    job = einmpi.program(text, A=CSR, x=x, strict=True, formats={"A": "dense"})
+    with np.errstate(invalid="ignore"):
+        wanted = (DENSE * x).sum(axis=1)
+    np.testing.assert_allclose(einmpi.run(job, A=CSR, x=x)["y"].gather(), wanted)
 
 
 def test_formats():
@@ -213,3 +250,142 @@ def test_the_reference_makes_small_tensors_dense():
     with pytest.raises(einmpi.InputError, match="A has 10,000,000,000 elements"):
         einmpi.reference(job, {"A": large})
     assert einmpi.run(job, A=large)["t"].gather() == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            np.repeat(np.arange(8), 3),
+            "24 of 64 elements, by rows; at most 1.00 × the mean on a rank",
+        ),
+        (np.sort(np.arange(24) % 8 // 5), "as many on each rank, because rows differ too much"),
+    ],
+)
+def test_a_plan_says_what_is_stored(rows, said):
+    keys = np.unique(np.stack([rows, np.arange(24) % 8]), axis=1)
+    job = einmpi.program(
+        "y[i] = sum(A[i,j])", A=einmpi.SparseArray.from_keys(keys, np.ones(len(keys[0])), (8, 8))
+    )
+    given = {"A": einmpi.SparseArray.from_keys(keys, np.ones(len(keys[0])), (8, 8))}
+    plan = make_plan(stored_job(ALONE, job, given, 2).job.graph, 2)
+    assert said in explain(plan)
+    assert as_json(plan)["stored"]["A"]["elements"] == len(keys[0])
+
+
+def test_a_plan_is_that_of_the_sparse_program():
+    """A job knows how much is stored; given the tensors, the plan is that of the run."""
+    text = "y[i] = sum(A[i,j] * x[j])"
+    line = scipy.sparse.diags_array([-1.0, 2, -1], offsets=[-1, 0, 1], shape=(90, 90))
+    x = np.ones(90)
+    for given in (
+        line,
+        einmpi.SparseArray.from_keys(line.tocoo().coords, line.tocoo().data, (90, 90)),
+    ):
+        job = einmpi.program(text, A=given, x=x)
+        assumed = einmpi.plan(job, 3)
+        assert "A: 268 of 8,100 elements, assumed at random places, by rows" in str(assumed)
+        assert as_json(assumed)["stored"]["A"]["is_assumed"]
+        found = einmpi.plan(job, 3, {"A": given, "x": x})
+        whole = einmpi.SparseArray.from_keys(line.tocoo().coords, line.tocoo().data, (90, 90))
+        wanted = stored_job(ALONE, job, {"A": whole}, 3).job.graph
+        assert found.digest == make_plan(wanted, 3).digest
+        assert "A: 268 of 8,100 elements, by rows" in str(found)
+    assert "stores" not in str(einmpi.plan(job, 3, {"A": line.toarray()}))
+    gradient = einmpi.grad(
+        einmpi.program(f"{text}; loss = sum(y[i]**2)", A=line, x=x), "loss", ["A"]
+    )
+    assert "A: 268 of 8,100" in str(einmpi.plan(gradient, 2))
+    for wrong, message in (({"A": CSR}, "A is float64"), ({"Q": CSR}, "unknown input 'Q'")):
+        with pytest.raises(einmpi.InputError, match=message):
+            einmpi.plan(job, 3, wrong)
+    huge = Coordinates.of((np.zeros(0, int),) * 2, np.zeros(0), (10**9, 10**9))
+    job = einmpi.program(text, A=huge, x=(10**9,))
+    large = replace(job, expected=(replace(job.expected[0], stored=10**12),))
+    with pytest.raises(einmpi.InputError, match="for which a plan would make up keys"):
+        einmpi.plan(large, 2)
+
+
+def test_calls_with_the_same_sparse_tensor():
+    """What such a call takes from an earlier one holds for no other tensor."""
+    keys = ([0, 0, 2], [1, 2, 0])
+    A = einmpi.SparseArray.from_keys(keys, [1.0, 2.0, 3.0], (3, 3))
+    B = einmpi.SparseArray.from_keys(keys, [5.0, 6.0, 7.0], (3, 3))
+    C = einmpi.SparseArray.from_keys(([1], [1]), [9.0], (3, 3))
+    step = einmpi.compile(einmpi.program("y[i] = sum(A[i,j] * x[j])", A=A, x=(3,)))
+    x = np.array([1.0, 10, 100])
+    for matrix in (A, A, B, A, C, C, A):
+        for vector in (x, 2 * x, einmpi.DistArray.from_global(3 * x), list(x)):
+            wanted = matrix.gather() @ np.asarray(getattr(vector, "local", vector))
+            np.testing.assert_array_equal(step(A=matrix, x=vector)["y"].gather(), wanted)
+    np.testing.assert_array_equal(step(A=A.gather(), x=x)["y"].gather(), A.gather() @ x)
+    np.testing.assert_array_equal(step(A=A.gather().toarray(), x=x)["y"].gather(), A.gather() @ x)
+    for wrong in ({"A": A}, {"A": A, "x": x, "z": x}, {"A": A, "x": x[:2]}, [A, x]):
+        step(A=A, x=x)
+        with pytest.raises(einmpi.InputError):
+            step(wrong)
+
+
+def test_small_products_of_compiled_steps(monkeypatch):
+    """Of a size at which a run is done before a compiler has started."""
+    nests = []
+    build = compiled.kernel_of
+    monkeypatch.setattr(compiled, "kernel_of", lambda nest: nests.append(nest) or build(nest))
+    n = 2**13
+    row = np.repeat(np.arange(n // 4), 4)
+    A = einmpi.SparseArray.from_keys((row, (3 * np.arange(n)) % n), np.ones(n), (n // 4, n))
+    x = np.arange(n, dtype=float)
+    job = einmpi.program("y[i] = sum(A[i,j] * x[j])", A=A, x=x)
+    wanted = A.gather() @ x
+    np.testing.assert_array_equal(einmpi.run(job, A=A, x=x)["y"].gather(), wanted)
+    assert not nests
+    step = einmpi.compile(job)
+    for _ in range(4):
+        np.testing.assert_array_equal(step(A=A, x=x)["y"].gather(), wanted)
+    assert len(nests) == 1
+
+
+def test_a_matrix_of_scipy_that_changes_between_calls():
+    """Its values are used as they are; another pattern, in the same arrays or not, is seen."""
+    arrays = np.arange(1.0, 5), np.array([0, 3, 1, 2]), np.array([0, 2, 3, 4])
+    given = scipy.sparse.csr_array(arrays, (3, 5))
+    step = einmpi.compile(einmpi.program("y[i] = sum(A[i,j] * x[j])", A=given, x=X))
+
+    def check(matrix):
+        np.testing.assert_allclose(step(A=matrix, x=X)["y"].gather(), matrix.toarray() @ X)
+
+    for _ in range(3):
+        check(given)
+        given.data *= 2
+    calls = step.last_sparse
+    check(3 * given)
+    assert step.last_sparse is calls
+    given.indices[1] = 4
+    check(given)
+    given.indptr[1] = 1  # the second element moves to the second row, and is not in order there
+    check(given)
+    check(given.sorted_indices())
+    given.indices[1] = 1  # stored twice
+    for _ in range(2):
+        check(given)
+    check(scipy.sparse.csr_array((3, 5)))
+
+
+def test_values_that_change_in_place_are_used():
+    A = stored()
+    step = einmpi.compile(einmpi.program("y[i] = sum(A[i,j] * x[j])", A=A, x=X))
+    for _ in range(3):
+        np.testing.assert_allclose(step(A=A, x=X)["y"].gather(), A.gather() @ X)
+        A.values[:] = 2 * A.values + 1
+
+
+def test_a_tensor_that_the_caller_gives_up_is_not_kept():
+    A = stored()
+    values = ref(A.values)
+    step = einmpi.compile(einmpi.program("y[i] = sum(A[i,j] * x[j])", A=A, x=X))
+    for _ in range(3):
+        step(A=A, x=X)
+    del A
+    collect()
+    assert values() is None
+    np.testing.assert_allclose(step(A=stored(), x=X)["y"].gather(), DENSE @ X)

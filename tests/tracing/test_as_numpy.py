@@ -44,6 +44,7 @@ def written_in_rows(x, indices, values):
     return x
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", [replaced, added, written_in_rows])
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
@@ -131,6 +132,7 @@ AGGREGATIONS = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a mean of nothing
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "bool"])
 @pytest.mark.parametrize("name", AGGREGATIONS)

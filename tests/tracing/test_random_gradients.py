@@ -68,6 +68,7 @@ def random_loss(seed):
     return loss
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(50))
 def test_gradients_of_random_functions(seed):
     """Differences of fourth order, with steps of 1e-4: their errors are about 1e-11 of values."""

@@ -287,7 +287,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_going_on_gives_the_same_bits(case, ranks):

@@ -79,6 +79,7 @@ for number in (4, 6):
     RANKS.append(pytest.param(number, marks=pytest.mark.slow))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_job_equals_numpy(folder, ranks):
     job = job_in_order(folder)
@@ -136,6 +137,7 @@ for ranks in (4, 8, 16, 64):
     CASES.append(pytest.param(ranks, marks=marks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", CASES)
 def test_words_of_the_page(ranks):
     sparse, _, model, data, _, _ = table()[ranks]

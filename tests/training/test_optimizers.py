@@ -197,7 +197,7 @@ rate = 0.03
 """
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 1, 3, 4])
 def test_groups(tmp_path, ranks):
     """A group has a rate, decay or an optimiser of its own; the norm is that of all gradients."""

@@ -103,14 +103,14 @@ _FORMATS: dict[str, tuple[str, ...]] = {
     "DCSC": ("indices_0", "pointers_to_1", "indices_1"),
 }
 _BY_COLUMNS = ("COOC", "CSC", "DCSC")
-_VERSION = "0.1"
+_VERSIONS = ("0.1", "0.1.0")  # the draft has the first, libraries write the second
 
 
 def _find_binsparse(spec: InputSpec, description: str) -> SparseFile:
     facts = _read_description(description, spec)
-    if facts.get("version") != _VERSION:
+    if facts.get("version") not in _VERSIONS:
         what = f"{spec.title} has version {facts.get('version')!r:.40} of Binsparse"
-        raise InputError(spec.where, what, _VERSION)
+        raise InputError(spec.where, what, one_of(_VERSIONS))
     form = str(facts.get("format"))
     if form not in _FORMATS:
         what = f"{spec.title} has the Binsparse format {form!r:.40}"
@@ -120,6 +120,10 @@ def _find_binsparse(spec: InputSpec, description: str) -> SparseFile:
     *keys, values = arrays.values()
     for dataset in keys:
         stored = check_vector(dataset, spec.title)  # in the end that of the last dimension
+    told = facts.get("number_of_stored_values", stored)
+    if told != stored:
+        what = f"{spec.title} has {stored} stored values"
+        raise InputError(spec.where, what, f"{told!r:.40}, as its description says")
     types = facts.get("data_types")
     kind = str(types.get("values", "")) if isinstance(types, dict) else ""
     numbers = 2 if "complex" in kind and values.dtype.kind == "f" else 1
@@ -184,4 +188,4 @@ def _build_binsparse(
         values = values.view(found.dtype) if is_complex else values.astype(found.dtype)
     if is_iso:
         values = np.repeat(values, stored)
-    return mirrored(keys, values, symmetry)
+    return mirrored(found, keys, values, symmetry)

@@ -6,13 +6,14 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError
-from einmpi.files.atomic import make_draft
+from einmpi.files.atomic import check_room, make_draft
 from einmpi.files.hdf5.datasets import as_in_memory, follow_inside, offset_in_file
 from einmpi.files.hdf5.opening import (
     damage_reported,
@@ -112,9 +113,23 @@ def lay_out_draft(
         if os.path.exists(target):
             overwritten = _overwritten_ranges(target, datasets)
         make_draft(draft, target, overwritten)
+        # The HDF5 library may end the process where it finds a full disk.
+        check_room(draft, _bytes_to_write(datasets))
         return lay_out(draft, datasets, attributes)
     except (KeyError, TypeError, OverflowError) as error:  # what h5py raises for a damaged target
         raise RuntimeError(f"it is damaged: {hdf5_reason(error)}") from error
+
+
+METADATA_BYTES = 2**13  # of a file, and of each dataset besides its elements, or more
+
+
+def _bytes_to_write(datasets: Mapping[str, StorageSpec]) -> int:
+    """Return the bytes that datasets need in a file; of the elements, if they are as they are."""
+    nbytes = METADATA_BYTES
+    for spec in datasets.values():
+        elements = 0 if spec.compression else prod(spec.shape)
+        nbytes += elements * np.dtype(spec.dtype).itemsize + METADATA_BYTES
+    return nbytes
 
 
 def _overwritten_ranges(file: str, datasets: Mapping[str, StorageSpec]) -> list[tuple[int, int]]:

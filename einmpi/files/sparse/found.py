@@ -83,7 +83,10 @@ def check_vector(dataset: Dataset, title: str, length: int | None = None) -> int
 
 def check_shape(given: Any, spec: InputSpec, ndim: int | None = None) -> tuple[int, ...]:
     """Return the shape that a header gives; refuse what is none."""
-    extents = np.asarray(given)
+    try:
+        extents = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        extents = np.array(None)
     is_list = extents.ndim == 1 and (not extents.size or extents.dtype.kind in "iu")
     if not is_list or ndim not in (None, extents.size) or (extents < 0).any():
         wanted = "extents" if ndim is None else f"{ndim} extents"
@@ -213,11 +216,14 @@ def check_symmetry(symmetry: str, shape: tuple[int, ...], dtype: Any, spec: Inpu
         raise InputError(spec.where, what, expected)
 
 
-def mirrored(keys: Sequence[Array], values: Array, symmetry: str) -> Stored:
+def mirrored(found: SparseFile, keys: Sequence[Array], values: Array, symmetry: str) -> Stored:
     """Return both triangles of a matrix, given one, unless it is stored whole."""
     if symmetry == GENERAL:
         return keys, values
     row, column = keys
+    if (row < column).any() and (row > column).any():
+        what = f"{found.spec.title} is {symmetry}, and has elements on both sides of its diagonal"
+        raise InputError(found.spec.where, what, "one of the two triangles")
     is_other = row != column
     both = [
         np.concatenate([row, column[is_other]]),

@@ -55,9 +55,9 @@ def _sparse_of(
     headers: Mapping[str, Dataset], facts: Mapping[str, Any], spec: InputSpec
 ) -> SparseFile:
     """Return the sparse tensor of an archive whose members look as `headers` say."""
-    form = np.asarray(facts.get("format", "")).item()
-    if isinstance(form, bytes):
-        form = form.decode(errors="replace")
+    form = _number_or_text("format", facts, spec)
+    if form is None:  # as the package sparse wrote until version 0.15
+        form = "coo" if "coords" in headers else "gcxs" if "compressed_axes" in headers else ""
     if form not in _ARRAYS:
         what = f"{spec.file} has the format {form!r:.40}" if form else f"{spec.file} says no format"
         raise InputError(spec.where, what, f"{_EXPECTED}, as {one_of(tuple(_ARRAYS))}")
@@ -73,19 +73,30 @@ def _sparse_of(
         what = f"data in {spec.file} is {data.dtype.name}"
         raise InputError(spec.where, what, one_of(numpy_dtypes()))
     arrays = {name: headers[name] for name in (*names, "data")}
-    implicit = np.asarray(facts.get("fill_value", 0)).item()
+    implicit = _number_or_text("fill_value", facts, spec) or 0
     if form != "coo":
         axes = {"csr": (0,), "csc": (1,)}.get(form, ())
         if form == "gcxs":
             axes = tuple(np.ravel(facts.get("compressed_axes", ())).tolist())
-        if not set(axes) <= set(range(len(shape))):
-            what = f"{spec.file} compresses axes {list(axes)} of {len(shape)}"
+        is_known = all(axis in range(len(shape)) and isinstance(axis, int) for axis in axes)
+        if not is_known or len({*axes}) < len(axes):
+            what = f"{spec.file} compresses axes {list(axes)!s:.40} of {len(shape)}"
             raise InputError(spec.where, what, _EXPECTED)
         return sparse_of_rows(spec, form.upper(), shape, arrays, axes, implicit)
     stored = check_vector(data, spec.title)
     return SparseFile(
         spec, "COO", shape, data.dtype, stored, arrays, _build_of_coords, implicit=implicit
     )
+
+
+def _number_or_text(name: str, facts: Mapping[str, Any], spec: InputSpec) -> Any:
+    """Return a fact that is no list; None if the file does not say it."""
+    if name not in facts:
+        return None
+    if np.size(facts[name]) != 1:
+        raise InputError(spec.where, f"{name} in {spec.file} is a list", _EXPECTED)
+    value = np.asarray(facts[name]).item()
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _build_of_coords(found: SparseFile, parts: Mapping[str, Array]) -> Stored:

@@ -100,7 +100,7 @@ def _build_matrix(
         raise InputError(found.spec.where, what, f"{stored}, as its header says")
     if _IMAGINARY in parts:
         values = values + 1j * parts[_IMAGINARY]
-    return mirrored(keys, values, symmetry)
+    return mirrored(found, keys, values, symmetry)
 
 
 # ---- FROSTT --------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def _build(found: SparseFile, parts: Mapping[str, Array]) -> Stored:
         outside = column[(column < 1) | (column > extent)]
         if outside.size:
             what = f"key {outside[0]} of dimension {number} in {found.spec.file} is out of range"
-            expected = f"1 to {extent}" if extent else "no key at all"
+            expected = f"1 to {extent}" if extent else "keys that count from 1"
             raise InputError(found.spec.where, what, expected)
         keys.append(column - 1)
     return keys, parts[_VALUE] if _VALUE in parts else np.ones(len(keys[0]))
@@ -191,7 +191,7 @@ def _build(found: SparseFile, parts: Mapping[str, Array]) -> Stored:
 
 def _table(lines: bytes, dtype: DType) -> Array:
     """Return lines of numbers as an array with a field for each column."""
-    text = io.StringIO(lines.decode("ascii"))
+    text = io.StringIO(lines.decode("latin-1"))  # comments may be in any encoding
     with warnings.catch_warnings(action="ignore"):  # there may be no line
         return np.loadtxt(text, dtype, comments=["#", "%"], ndmin=1)
 

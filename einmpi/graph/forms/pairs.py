@@ -115,6 +115,19 @@ class Division:
         """The rows of the longest piece."""
         return -(-self.rows // self.parts)
 
+    @property
+    def fills(self) -> bool:
+        """Whether ranks sum parts of blocks of unlike lengths: those are not summed piece by piece.
+
+        Shorter pieces are filled with copies of their last row, which then do not move.
+        """
+        return self.sums > 1 and not self.pieces_first and self.rows % self.parts != 0
+
+    @property
+    def computed(self) -> Division:
+        """How rows are divided where pairs are computed."""
+        return replace(self, pieces=()) if self.fills else self
+
     def start(self, part: Scalar) -> Scalar:
         """Return the first row of a piece, given its number."""
         if self.rows % self.parts == 0:
@@ -133,6 +146,12 @@ class Division:
             return row
         last = _plus(self.start(_plus(part, 1)), -1)
         return call("minimum", row, last)
+
+    def length(self, part: Scalar) -> Scalar:
+        """Return the rows of a piece, given its number."""
+        if self.rows % self.parts == 0:
+            return Const(self.longest)
+        return call("-", self.start(_plus(part, 1)), self.start(part))
 
     def place(self, row: Scalar) -> tuple[Scalar, list[Scalar], Scalar]:
         """Return the block and the piece of a row, and its place there."""
@@ -154,8 +173,20 @@ class Division:
         return block, digits, place
 
 
-def _plus(value: Scalar, more: int) -> Scalar:
-    return call("+", value, Const(more)) if more else value
+def _plus(value: Scalar, more: int | Scalar) -> Scalar:
+    other = Const(more) if isinstance(more, int) else more
+    return value if other == Const(0) else call("+", value, other)
+
+
+def _minus(value: Scalar, less: Scalar) -> Scalar:
+    if isinstance(less, Const):
+        return _plus(value, call("neg", less))
+    return call("-", value, less)
+
+
+def _last(length: Scalar) -> Scalar:
+    """Return the last of so many places."""
+    return _plus(length, -1)
 
 
 def _times(value: Scalar, factor: int) -> Scalar:
@@ -269,6 +300,11 @@ class _Writer:
                 self.extent[side[-1]] = length
             sides.append(tuple(side))
         self.sides = tuple(sides)
+        self.computed_sides = self.sides  # the same where pairs are computed
+        if division.fills:
+            labels = [unlike(f"{which}_row", used) for which in self.labels]
+            self.extent.update(dict.fromkeys(labels, division.computed.longest))
+            self.computed_sides = tuple((label,) for label in labels)
         self.others = [label for label in self.einsum.output if label not in self.labels]
         self.part = unlike("part", self.extent)
         self.in_part = unlike(f"{division.summed}_part", self.extent)
@@ -301,7 +337,7 @@ class _Writer:
     def fetched_rows(self) -> dict[tuple[Element, int], Vertex]:
         """Add vertices that fetch the rows of blocks, one for each tensor and member of R."""
         first, _ = self.labels
-        side = self.sides[0]
+        side = self.computed_sides[0]
         *pieces, place = map(Index, side)
         found: dict[tuple[Element, int], Vertex] = {}
         for name, index in zip(self.vertex.inputs, self.einsum.operands, strict=True):
@@ -317,7 +353,7 @@ class _Writer:
                 shifted = self.shifted(member)
                 if self.division.pieces_first:
                     shifted = _modulo(Index(block), self.division.blocks)
-                where = self.division.row(shifted, pieces, place)
+                where = self.division.computed.row(shifted, pieces, place)
                 at_row = tuple(where if entry == first else self.inside(entry) for entry in index)
                 copy = self.added("rows", labels, Element(name, at_row))
                 found[element, member] = copy
@@ -329,12 +365,31 @@ class _Writer:
         """Add the vertex that computes all pairs of blocks at some distance."""
 
         def read(element: Element, which: int) -> Element:
-            return self.of_block(fetched, element, pair[which], self.sides[which])
+            return self.of_block(fetched, element, pair[which], self.computed_sides[which])
 
         output = [self.block, *self.sides[0], *self.sides[1], *self.others]
-        product = self.product(f"pairs_{distance}", output, read, self.aggregated)
+        stem = f"pairs_{distance}"
+        if self.division.fills:
+            one, two = self.computed_sides
+            sums = self.product("sums", [self.part, self.block, *one, *two, *self.others], read)
+            rows: list[str | Scalar] = []
+            for member, side in zip(pair, self.sides, strict=True):
+                rows += self.in_block(member, side)
+            element = Element(sums.name, (self.part, self.block, *rows, *self.others))
+            product = self.added(stem, output, element, [self.part])
+        else:
+            product = self.product(stem, output, read)
         self.pairs.append(product.name)
         return product
+
+    def in_block(self, member: int, side: Sequence[str | Scalar]) -> Sequence[str | Scalar]:
+        """Return where rows of a block are that are given by their pieces, if pairs have none."""
+        if not self.division.fills:
+            return side
+        block = self.shifted(member)
+        *pieces, place = (Index(each) if isinstance(each, str) else each for each in side)
+        row = self.division.row(block, pieces, place)
+        return (call("-", row, self.division.computed.start(block)),)
 
     # ---- blocks on the diagonal ------------------------------------------------------------------
     #
@@ -348,44 +403,61 @@ class _Writer:
     #     30 31 32 33    20 21
     #                    30 31
 
+    def triangle(self) -> tuple[Scalar, Scalar, Scalar]:
+        """Return s + e, e and h: numbers, or what follows from the block if lengths differ."""
+        division = self.division.computed
+        rows: Scalar = Const(division.longest * prod(division.pieces))
+        if self.division.fills:
+            rows = division.length(Index(self.block))
+        odd = _plus(call("*", call("//", rows, Const(2)), Const(2)), 1)
+        return odd, call("-", odd, rows), call("//", _plus(rows, 1), Const(2))
+
     def packed_diagonal(self, fetched: Mapping[tuple[Element, int], Vertex]) -> Element:
         """Add the vertices that sum the blocks on the diagonal: each rank those of its part."""
-        one, two = self.sides
+        one, two = self.computed_sides
+        division = self.division.computed
 
         def read(element: Element, which: int) -> Element:
-            return self.of_block(fetched, element, 0, self.sides[which])
+            return self.of_block(fetched, element, 0, self.computed_sides[which])
 
-        output = [self.part, self.block, *one, *two, *self.others]
-        inner = [label for label in self.aggregated if label != self.part]
-        whole = self.product("diagonal", output, read, inner)
-        rows = self.division.longest * prod(self.division.pieces)
-        half = -(-rows // 2)
-        is_even = 1 - rows % 2
+        whole = self.product("diagonal", [self.part, self.block, *one, *two, *self.others], read)
+        longest = division.longest * prod(division.pieces)
+        lengths = (longest + 1 - longest % 2, -(-longest // 2))
+        self.extent.update(zip(self.packed, lengths, strict=True))
+        rows, is_even, half = self.triangle()
         row, column = map(Index, self.packed)
-        self.extent.update(zip(self.packed, (rows + is_even, half), strict=True))
 
         def element(first: Scalar, second: Scalar) -> Element:
             places = (*self.digits_of(first), *self.digits_of(second))
             return Element(whole.name, (self.part, self.block, *places, *self.others))
 
         # An index that is a label alone would have to be a label as long as the dimension.
-        left_column = call("minimum", column, Const(rows - 1))
-        left = element(call("maximum", _plus(row, -is_even), Const(0)), left_column)
-        right_column = call("minimum", _plus(row, half), Const(rows - 1))
-        right = element(_plus(column, half - 1 + is_even), right_column)
+        left_column = call("minimum", column, Const(longest - 1))
+        left_row = call("maximum", _minus(row, is_even), Const(0))
+        if self.division.fills:
+            left_row = call("minimum", left_row, Const(longest - 1))
+        left = element(left_row, left_column)
+        right_column = call("minimum", _plus(row, half), Const(longest - 1))
+        right = element(_plus(_plus(column, _last(half)), is_even), right_column)
         is_left = call(">=", row, _plus(column, is_even))
         output = [self.block, *self.packed, *self.others]
         triangle = self.added("triangle", [self.part, *output], call("where", is_left, left, right))
-        parts = Element(triangle.name, (self.part, *output))
+        index: list[str | Scalar] = list(self.packed)
+        if self.division.fills:
+            index[1] = call("minimum", column, _last(half))
+            if longest % 2 == 0:  # a triangle with one row less has two rows less when packed
+                index[0] = call("minimum", row, _last(rows))
+        parts = Element(triangle.name, (self.part, self.block, *index, *self.others))
         packed = self.added("pairs_0", output, parts, [self.part])
         self.pairs.append(packed.name)
-        return self.unpacked(packed, rows)
+        return self.unpacked(packed)
 
     def digits_of(self, row: Scalar) -> list[Scalar]:
         """Return the piece of a row of a block, and its place there."""
+        division = self.division.computed
         digits: list[Scalar] = []
-        below = self.division.longest * prod(self.division.pieces)
-        for length in (*self.division.pieces, self.division.longest):
+        below = division.longest * prod(division.pieces)
+        for length in (*division.pieces, division.longest):
             below //= length
             digit = _over(row, below)
             digits.append(digit if not digits else _modulo(digit, length))
@@ -393,13 +465,17 @@ class _Writer:
 
     def row_of(self, side: Sequence[str]) -> Scalar:
         """Return the row of a block, given its piece and its place there."""
+        if self.division.fills:
+            (found,) = self.in_block(0, side)
+            assert not isinstance(found, str), "it is worked out"
+            return found
         first, *others = side
         row: Scalar = Index(first)
         for label in others:
             row = call("+", _times(row, self.extent[label]), Index(label))
         return row
 
-    def unpacked(self, packed: Vertex, rows: int) -> Element:
+    def unpacked(self, packed: Vertex) -> Element:
         """Add the vertices that bring all rows of blocks on the diagonal to where these are.
 
         There are four cases: on or below the diagonal or above it, and from each triangle the
@@ -407,15 +483,17 @@ class _Writer:
         """
         one, two = self.sides
         first, second = self.row_of(one), self.row_of(two)
-        half = -(-rows // 2)
-        is_even = 1 - rows % 2
-        skipped = half - 1 + is_even  # columns of the block before those of the right part
+        last_row, most = self.extent[self.packed[0]] - 1, self.extent[self.packed[1]]
+        _, is_even, half = self.triangle()
+        skipped = _plus(_last(half), is_even)  # columns of the block before those of the right part
         any_row = unlike("any_row", self.extent)
         any_column = unlike("any_column", self.extent)
-        self.extent.update({any_row: rows, any_column: half})
+        division = self.division.computed
+        rows = division.longest * prod(division.pieces)
+        self.extent.update({any_row: rows, any_column: most})
 
-        def after(row: Scalar, start: int) -> Scalar:
-            return call("maximum", _plus(row, -start), Const(0))
+        def after(row: Scalar, start: Scalar) -> Scalar:
+            return call("maximum", _minus(row, start), Const(0))
 
         def copy(label: str, row: str | Scalar, column: str | Scalar, at: Scalar) -> Element:
             index = (self.block, row, column, *self.others)
@@ -423,16 +501,18 @@ class _Writer:
             made = self.added("diagonal", output, Element(packed.name, index), at_end=True)
             return Element(made.name, (self.block, *one, at, *self.others))
 
-        in_left = call("minimum", second, Const(half - 1))
-        last = call("minimum", first, Const(half - 1))
+        in_left = call("minimum", second, _last(half))
+        last = call("minimum", first, _last(half))
         below = _plus(Index(any_row), is_even)
+        if self.division.fills:  # in a block that is longer than others, this is not too far
+            below = call("minimum", below, Const(last_row))
         lower_left = copy(any_column, _plus(first, is_even), any_column, in_left)
         at_row = call("minimum", Index(any_column), Const(rows - 1))  # no label: see above
         lower_right = copy(any_column, at_row, after(first, skipped), after(second, half))
         upper_left = copy(any_row, below, last, second)
         upper_right = copy(any_column, after(first, half), any_column, after(second, skipped))
-        lower = call("where", call("<", second, Const(half)), lower_left, lower_right)
-        upper = call("where", call("<", first, Const(half)), upper_left, upper_right)
+        lower = call("where", call("<", second, half), lower_left, lower_right)
+        upper = call("where", call("<", first, half), upper_left, upper_right)
         plain = (self.block, *one, *two, *self.others)
         is_lower = call("<=", second, first)
         whole = self.added("diagonal", plain, call("where", is_lower, lower, upper), at_end=True)
@@ -468,7 +548,7 @@ class _Writer:
                 half = _times(either if which else both, length)
                 place = call("+", half, Index(sides[which][-1]))
                 place = call("minimum", place, Const(self.division.longest - 1))
-                side: tuple[str | Scalar, ...] = (*sides[which][:-1], place)
+                side = self.in_block(pair[which], (*sides[which][:-1], place))
                 rows = self.of_block(fetched, element, pair[which], side)
                 labels = (self.block, quarter, *sides[which], *self.others_in(element.index))
                 copy = self.added("half", labels, rows)
@@ -477,7 +557,7 @@ class _Writer:
 
         one, two = sides
         output = (self.block, quarter, *one, *two, *self.others)
-        computed = self.product(f"pairs_{blocks // 2}", output, read, self.aggregated)
+        computed = self.product(f"pairs_{blocks // 2}", output, read)
         self.pairs.append(computed.name)
         opposite = (self.shifted(blocks // 2), quarter, *two, *one, *self.others)
         moved = self.added("moved", output, Element(computed.name, opposite), at_end=True)
@@ -520,12 +600,14 @@ class _Writer:
         stem: str,
         output: Sequence[str],
         read: Callable[[Element, int], Element],
-        aggregated: Sequence[str],
     ) -> Vertex:
         """Add a vertex like the symmetric one, on what `read` gives for elements with a label.
 
         Elements with the second label are given with the first one: only these were fetched.
         """
+        aggregated = [
+            label for label in self.others_in(self.einsum.aggregated) if label not in output
+        ]
         swapped = dict(zip(self.labels, reversed(self.labels), strict=True))
 
         def leaf(node: Scalar) -> Scalar:
@@ -580,11 +662,6 @@ class _Writer:
             self.vertex.name, einsum, inputs, self.known, self.vertex.origin, self.vertex.places
         )
         (self.rest if self.stays else self.vertices).append(made)
-
-    @property
-    def aggregated(self) -> tuple[str, ...]:
-        """The aggregated labels, of which one may be divided."""
-        return tuple(self.others_in(self.einsum.aggregated))
 
     def others_in(self, index: Sequence[str | Scalar]) -> list[str]:
         """Return the labels of an index, each once, but for those of rows.

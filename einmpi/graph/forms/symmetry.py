@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, IndexEntries, Scalar, rebuild, relabel
 
-COMMUTATIVE = frozenset({"+", "==", "!=", "&", "|", "maximum", "minimum"})
+COMMUTATIVE = frozenset({"+", "==", "!=", "&", "|", "^", "maximum", "minimum"})
 ODD = frozenset({"conj", "real", "imag"})  # f(-x) is -f(x)
 
 Swap = tuple[tuple[str, str], ...]  # the pairs of labels that are swapped at the same time

@@ -178,6 +178,10 @@ class Expressions:
                 chosen = branches[0] if number else branches[1]
                 background = self._cast(chosen.background, node)
                 return Facts(background, joined(Or, [condition.support, chosen.support]))
+            first, second = (number_of(branch.background) for branch in branches)
+            if first is not None and same_number(first, second):  # whatever the condition is
+                background = self._cast(branches[0].background, node)
+                return Facts(background, joined(Or, [branch.support for branch in branches]))
         found = self.annihilation(node)
         if found is not None:
             return Facts(found.result, found.support)

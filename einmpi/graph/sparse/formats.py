@@ -108,6 +108,12 @@ class Formats:
         facts = self.expressions(vertex).facts(einsum.function)
         if facts.support is None:
             return Analysis(facts, (), None)
+        unlike = self._unlike_keys(vertex, facts.support)
+        if unlike is not None:
+            lists = " and ".join(f"[{','.join(each)}]" for each in unlike)
+            what = f"{vertex.name} combines sparse tensors with keys {lists}"
+            hint = as_dense(vertex.inputs[min(sparse)])
+            raise wrong(vertex, what, "the same keys, or a product of them", hint)
         labels = self._labels(vertex, facts.support)
         return Analysis(facts, labels, self._result(vertex, facts, labels))
 
@@ -144,15 +150,39 @@ class Formats:
             name = vertex.inputs[support.position]
             return unique(self.key_labels(einsum, support.position, self.known[name]))
         parts = [self._labels(vertex, part) for part in support.parts]
-        if isinstance(support, And):
-            return unique(*parts)
-        for labels in parts:
-            if set(labels) != set(parts[0]):
-                lists = " and ".join(f"[{','.join(each)}]" for each in (parts[0], labels))
-                what = f"{vertex.name} combines sparse tensors with keys {lists}"
-                hint = as_dense(vertex.inputs[min(self.sparse_operands(vertex))])
-                raise wrong(vertex, what, "the same keys, or a product of them", hint)
-        return parts[0]
+        return unique(*parts)
+
+    def without_keys(self, vertex: Vertex) -> list[int]:
+        """Return operands of which one has to be dense, so that a vertex can be computed.
+
+        They do not have the keys of the others where one or another of them is stored; or they are
+        needed at keys that the others do not have.
+        """
+        sparse = self.sparse_operands(vertex)
+        facts = self.expressions(vertex).facts(vertex.computed_einsum.function)
+        if not sparse or facts.support is None:
+            return []
+        if self._unlike_keys(vertex, facts.support) is not None:
+            return list(sparse)
+        labels = set(self._labels(vertex, facts.support))
+        keys = {k: self.key_labels(vertex.computed_einsum, k, each) for k, each in sparse.items()}
+        return [k for k in sparse if not labels.issuperset(keys[k])]
+
+    def _unlike_keys(
+        self, vertex: Vertex, support: Support
+    ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """Return two lists of key labels, of parts of which one or the other is stored."""
+        if isinstance(support, At):
+            return None
+        for part in support.parts:
+            found = self._unlike_keys(vertex, part)
+            if found is not None:
+                return found
+        lists = [self._labels(vertex, part) for part in support.parts]
+        for labels in lists:
+            if not isinstance(support, And) and set(labels) != set(lists[0]):
+                return lists[0], labels
+        return None
 
     def _result(self, vertex: Vertex, facts: Facts, labels: Sequence[str]) -> Format | None:
         """Return the format of a result; None if it is dense."""

@@ -46,43 +46,50 @@ OPTIONS: dict[str, Any] = {
 _REPORTED: list[str] = []  # why no kernel is cached, once that has been reported
 
 
-def build_kernel(text: str) -> tuple[Callable[[int], None], bool]:
+def build_kernel(
+    text: str, dtypes: tuple[str, ...] | None = None
+) -> tuple[Callable[..., None], bool]:
     """Return the function `kernel` of a source, and whether its machine code was on disk.
 
-    Whatever goes wrong with the files, the kernel is compiled without them.
+    It takes the address of its parameters, or if there are `dtypes` arrays of these. Whatever goes
+    wrong with the files, the kernel is compiled without them.
     """
+    signature = SIGNATURE
+    if dtypes is not None:
+        signature = types.void(*[types.Array(getattr(types, name), 1, "C") for name in dtypes])
     # The name is unique, since numba makes the symbol in the machine code from it.
-    name = f"k{hashlib.sha256(text.encode() + _intrinsics_source()).hexdigest()[:24]}"
+    unique = f"{text}{signature}".encode() + _intrinsics_source()
+    name = f"k{hashlib.sha256(unique).hexdigest()[:24]}"
     text = text.replace("def kernel(", f"def {name}(")
     found = cache_folder()
     if found.untrusted:
         _report_untrusted(found.problem)
     if found.folder is None:
-        return _compile(text, name), False
+        return _compile(text, name, signature), False
     path = found.folder / f"{name}.py"
     try:
         if not _is_intact(path):
             with _lock(path.with_suffix(".lock")):
                 if not _is_intact(path):
-                    return _compile_to(path, text), False
-        return _compile(text, name, path), True
+                    return _compile_to(path, text, signature), False
+        return _compile(text, name, signature, path), True
     except UntrustedFileError as error:
         _report_untrusted(str(error))
-        return _compile(text, name), False
+        return _compile(text, name, signature), False
     except Exception:
         with contextlib.suppress(OSError):
             path.with_suffix(".sum").unlink()
-        return _compile(text, name), False
+        return _compile(text, name, signature), False
 
 
-def _compile(text: str, name: str, path: Path | None = None) -> Any:
+def _compile(text: str, name: str, signature: Any, path: Path | None = None) -> Any:
     """Compile a source; with a path, load the machine code from there or save it there.
 
     numba unpickles the files that it loads, so nothing may be in its folder that other users have
     written. The folder is next to the path unless NUMBA_CACHE_DIR names another one.
 
-    The source comes from loop_source, which writes it from a checked expression tree: it contains
-    no name and no text of a user.
+    The source comes from loop_source, which writes it from a checked expression tree, or from
+    key_loops: it contains no name and no text of a user.
     """
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, str(path or "<kernel>"), "exec"), scope)
@@ -91,18 +98,18 @@ def _compile(text: str, name: str, path: Path | None = None) -> Any:
         problem = why_not_trusted(function.stats.cache_path)
         if problem:
             raise UntrustedFileError(problem)
-    function.compile(SIGNATURE)
+    function.compile(signature)
     function.disable_compile()
     return function
 
 
-def _compile_to(path: Path, text: str) -> Any:
+def _compile_to(path: Path, text: str, signature: Any) -> Any:
     """Compile a source, let numba save the machine code, and save the digests of its files."""
     for old in _files(path):
         old.unlink(missing_ok=True)
     _replace(path, text)
     make_private_folders(str(path.parent / "__pycache__"))
-    function = _compile(text, path.stem, path)
+    function = _compile(text, path.stem, signature, path)
     files = sorted(_files(path, Path(function.stats.cache_path)))
     for file in files:
         file.chmod(0o600)  # the user's umask may let a group write

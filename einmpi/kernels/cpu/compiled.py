@@ -23,6 +23,8 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
+from einmpi.kernels.cpu.small_integers.label_blocks import InBlocks, in_blocks
+from einmpi.kernels.cpu.small_integers.row_products import bind_row_products, row_products_source
 from einmpi.kernels.loop_nest import (
     MIN_PACKED_LANES,
     PACKED_BYTES,
@@ -41,7 +43,7 @@ from einmpi.kernels.operands import (
     expressions_of,
     number_operands,
 )
-from einmpi.kernels.prepared import NumpyCall, PreparedCall, address_of
+from einmpi.kernels.prepared import NumpyCall, PreparedCall, address_of, bound_call
 from einmpi.process.startup import COMPILING, first_use
 
 CHUNK_VALUES = 2**18  # values in a chunk of a long aggregation
@@ -51,7 +53,7 @@ MIN_THREADED_VALUES = 2**15  # fewer values are not worth a second thread
 MIN_SHARED_LANES = 64  # lanes of a thread: a few cache lines, so that threads do not collide
 MAX_SHARED_LANES = 128  # to which such a number is rounded in an aggregation
 
-CompiledKernel: TypeAlias = Callable[[int], None]  # called with the address of its parameters
+CompiledKernel: TypeAlias = Callable[..., None]  # most are called with the address of parameters
 Jobs: TypeAlias = npt.NDArray[np.int64]  # a row of parameters for each call of a kernel
 
 
@@ -104,6 +106,7 @@ def prepare_by_compiled_loops(
     out: Array,
     index: Mapping[str, Array],
     threads: int,
+    strict: bool = False,
 ) -> PreparedCall:
     """Return an EinSum as compiled loops on arrays that are stored as these are.
 
@@ -120,12 +123,18 @@ def prepare_by_compiled_loops(
         The global indices of a label's positions, for labels that do not start at 0.
     threads
         How many threads to use; the result does not depend on it.
+    strict
+        Give inf and nan where the program as written does.
 
     The call raises IndexError if an index of a gather is out of range, and ValueError if an
     aggregation of no values has no result.
     """
     if einsum.calls() == 0:
         return lambda _operands, out: _compute_nothing(einsum, out)
+    starts = tuple((label, int(values[0])) for label, values in index.items() if len(values))
+    split = in_blocks(einsum, starts) if _are_ranges(index) else None
+    if split is not None:
+        return _prepare_in_blocks(split, operands, out, index, threads, strict)
     chunks = chunk_count(einsum)
     in_place = chunks == 1 and is_addressable(out)
 
@@ -134,7 +143,7 @@ def prepare_by_compiled_loops(
             return out[None]
         return np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
 
-    bound, views = bind_to_arrays(einsum, operands, results_for(out)[0, ...], index)
+    bound, views = bind_to_arrays(einsum, operands, results_for(out)[0, ...], index, strict)
     used_threads = threads if einsum.calls() >= MIN_THREADED_VALUES else 1
     are_views = all(map(is_addressable, operands)) and not bound.packed
     if in_place and are_views and not _has_empty_gather(bound):
@@ -154,6 +163,35 @@ def prepare_by_compiled_loops(
                 out[...] = rule.combine.reduce(results[:used_chunks], axis=0)
 
     return compute
+
+
+def _are_ranges(index: Mapping[str, Array]) -> bool:
+    """Return whether the indices of all labels follow one another."""
+    return all(isinstance(counted(values), Counter) for values in index.values())
+
+
+def _prepare_in_blocks(
+    split: InBlocks,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    threads: int,
+    strict: bool,
+) -> PreparedCall:
+    """Prepare an EinSum over parts of labels, on views of the arrays."""
+    compute = prepare_by_compiled_loops(
+        split.einsum, split.views(operands), out.reshape(split.shape), index, threads, strict
+    )
+
+    def bind(operands: Sequence[Array], out: Array) -> Callable[[], object]:
+        views, target = split.views(operands), out.reshape(split.shape)
+        call = bound_call(compute, views, target)
+        return lambda: call(views, target)
+
+    def call(operands: Sequence[Array], out: Array) -> None:
+        compute(split.views(operands), out.reshape(split.shape))
+
+    return NumpyCall(call, bind)
 
 
 def _compute_nothing(einsum: EinSum, out: Array) -> None:
@@ -206,7 +244,11 @@ class _BoundKernel:
 
 
 def bind_to_arrays(
-    einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array | Counter]
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array | Counter],
+    strict: bool | None = None,
 ) -> tuple[BoundNest, list[OperandView]]:
     """Return the loops for some arrays, and the arrays that they read.
 
@@ -221,12 +263,16 @@ def bind_to_arrays(
         The arrays, whose strides become part of the result.
     index
         The global indices of a label's positions, for labels that do not start at 0.
+    strict
+        Whether sums over few rows are as written; None for loops of which parts are computed.
     """
     views = operand_views(einsum, operands, index)
     reads = tuple(indexed_array(*view) for view in views)
     target = indexed_array(out, einsum.output)
     function = number_operands(einsum).function
-    return bind_nest(function, reads, target, einsum.aggregation, einsum.extents), views
+    arguments = function, reads, target, einsum.aggregation, einsum.extents
+    bound = None if strict is None else bind_row_products(*arguments, strict)
+    return bound or bind_nest(*arguments), views
 
 
 def operand_views(
@@ -271,11 +317,17 @@ def chunk_count(einsum: EinSum) -> int:
 
 def kernel_of(nest: Nest) -> CompiledKernel:
     """Return the compiled kernel of a nest; it is compiled, or loaded from disk, only once."""
-    return built_kernel(nest, lambda: kernel_source(nest))
+    write = row_products_source if nest.tiles else kernel_source
+    return built_kernel(nest, lambda: write(nest))
 
 
-def built_kernel(key: Hashable, write_source: Callable[[], str]) -> CompiledKernel:
-    """Return the compiled kernel of a source, which follows from a key."""
+def built_kernel(
+    key: Hashable, write_source: Callable[[], str], dtypes: tuple[str, ...] | None = None
+) -> CompiledKernel:
+    """Return the compiled kernel of a source, which follows from a key.
+
+    It takes the address of its parameters, or if there are `dtypes` arrays of these.
+    """
     known = KERNELS.get(key)
     if known is not None:
         return known
@@ -285,7 +337,7 @@ def built_kernel(key: Hashable, write_source: Callable[[], str]) -> CompiledKern
             # Not before a kernel is needed, as this module imports numba.
             from einmpi.kernels.cpu.cache import build_kernel
 
-            KERNELS[key], was_on_disk = build_kernel(write_source())
+            KERNELS[key], was_on_disk = build_kernel(write_source(), dtypes)
             if was_on_disk:
                 STATISTICS.loaded += 1
             else:
@@ -342,6 +394,11 @@ class JobTemplate:
         """The kernel, which is compiled when it is needed."""
         return kernel_of(self.bound.nest)
 
+    @cached_property
+    def is_checked(self) -> bool:
+        """Whether calls note indices that may be out of range."""
+        return any(read.gathers and read.is_checked for read in self.bound.nest.reads)
+
     def place(self, number: int, view: Array | Counter, given: Array | None, more: Any = 0) -> None:
         """Place an array: `view`, of `given` or of no given array, and `more` bytes further on.
 
@@ -354,7 +411,7 @@ class JobTemplate:
         else:
             self.open.append((address, address_of(view) - address_of(given) + more))
 
-    def place_views(self, views: Sequence[OperandView], operands: Sequence[Array]) -> None:
+    def place_views(self, views: Sequence[OperandView], operands: Sequence[Array | None]) -> None:
         """Place what loops read: views of operands, which are given, and the values of labels."""
         for number, (view, given) in enumerate(itertools.zip_longest(views, operands)):
             self.place(number, view.array, given)
@@ -384,9 +441,13 @@ class JobTemplate:
 
     def jobs_for(self, arrays: Sequence[Array]) -> Jobs:
         """Return the parameters for given arrays, in the order in which these were placed."""
+        return self.jobs_at([address_of(array) for array in arrays])
+
+    def jobs_at(self, addresses: Sequence[int]) -> Jobs:
+        """Return the parameters for given arrays at these addresses."""
         jobs = self.jobs.copy()
-        for (address, offset), array in zip(self.open, arrays, strict=True):
-            jobs[:, address] = address_of(array) + offset
+        for (position, offset), address in zip(self.open, addresses, strict=True):
+            jobs[:, position] = address + offset
         return jobs
 
     def calls_for(self, arrays: Sequence[Array]) -> tuple[Jobs, Callable[[int], None]]:
@@ -432,6 +493,8 @@ def _run_loops(
 def check_gathers(bound: BoundNest, finished: Jobs) -> None:
     """Raise IndexError if a kernel met an index that is out of range."""
     for array, dimensions in enumerate(bound.gathered):
+        if array < len(bound.nest.reads) and not bound.nest.reads[array].is_checked:
+            continue
         for number, dimension in enumerate(dimensions):
             low = finished[:, bound.position[f"lowest{array}_{number}"]].min()
             high = finished[:, bound.position[f"highest{array}_{number}"]].max()
@@ -477,7 +540,10 @@ def shares_of(
     grains = [1] * nest.loops
     pieces = chunks
     if chunks > 1:
-        loop = max(range(nest.output_loops, nest.loops), key=lambda k: sizes[k])
+        whole = nest.tiles or [0] * nest.loops  # what is written out is not cut
+        inner = [loop for loop in range(nest.output_loops, nest.loops) if not whole[loop]]
+        loop = max(inner, key=lambda k: sizes[k], default=0)
+        pieces = chunks if inner else 1
     elif threads == 1 or nest.output_loops == 0:
         loop = 0
     else:

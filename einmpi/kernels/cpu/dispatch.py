@@ -14,15 +14,17 @@ from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction, required_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.distance import row_blocks, rows_of, spread
+from einmpi.kernels.cpu.known_indices import prepare_known_gathers
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import prepare_scan
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
+from einmpi.kernels.cpu.segment_loops import prepare_segments
 from einmpi.kernels.cpu.symmetric import prepare_symmetric
 from einmpi.kernels.distances import (
     DISTANCE_DTYPES,
     WeightedDifference,
     as_gather,
-    out_of_range,
+    picking,
     recognise_distance,
     recognise_weighted_difference,
 )
@@ -79,10 +81,12 @@ _WHOLE = slice(None)
 # decide, so that a run gives the same bits whether or not a kernel was compiled before.
 WORTH_COMPILING = 2**18
 # Kernels that are computed again and again are compiled with so many times fewer of them: those in
-# every step of a loop, and those of a step that is compiled to be called with its own results,
-# where the calls of numpy's functions would take longer than the work.
+# every step of a loop; those over stored elements of a step that is compiled, because numpy takes
+# ten times as long as compiled loops to add at places; and those of a step that is compiled to be
+# called with its own results, where the calls of numpy's functions would take longer than the work.
 ONCE = 1
 IN_LOOPS = 8
+IN_SPARSE_STEPS = 32
 IN_COMPILED_STEPS = 512
 
 
@@ -156,7 +160,7 @@ def prepare_einsum(
             prepared = Scatter(einsum, segments, tuple(operands), index)
             compute_scatter(prepared, out, threads, min_compiled)
 
-        return scatter
+        return prepare_segments(einsum, operands, out, index, threads, min_compiled, scatter)
     by_pick = _prepare_pick(einsum, operands, out, index, threads, repetition)
     if by_pick is not None:
         return by_pick
@@ -166,7 +170,7 @@ def prepare_einsum(
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
     if contraction is None:
-        return _prepare_loops(einsum, operands, out, index, threads, min_compiled)
+        return _prepare_loops(einsum, operands, out, index, threads, min_compiled, strict)
     by_blas = prepare_by_blas(contraction, operands, out)
     if _factor_dtype(contraction, operands).kind not in "iu":
         return by_blas
@@ -186,14 +190,16 @@ def _prepare_loops(
     index: Mapping[str, Array],
     threads: int,
     min_compiled: int,
+    strict: bool = False,
 ) -> PreparedCall:
     """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
     dtypes = [array.dtype for array in operands]
     is_compiled = einsum.calls() >= min_compiled
     if not is_compiled or not compiled.supports_compiled_loops(einsum, dtypes):
         return prepare_symmetric(einsum, operands, out, index, broadcast.prepare_by_broadcasting)
-    prepare = partial(compiled.prepare_by_compiled_loops, threads=threads)
-    return prepare_symmetric(einsum, operands, out, index, prepare)
+    prepare = partial(compiled.prepare_by_compiled_loops, threads=threads, strict=strict)
+    call = prepare_symmetric(einsum, operands, out, index, prepare)
+    return prepare_known_gathers(einsum, operands, out, index, threads, call)
 
 
 def _factor_dtype(contraction: Contraction, operands: Sequence[Array]) -> np.dtype[Any]:
@@ -225,16 +231,7 @@ def _prepare_pick(
     gathering, numbers = gather
     chosen = [operands[number] for number in numbers]
     compute = prepare_einsum(gathering, chosen, out, index, threads, repetition=repetition)
-
-    def pick(operands: Sequence[Array], out: Array) -> None:
-        try:
-            compute([operands[number] for number in numbers], out)
-        except IndexError as error:
-            if einsum.picked_extent is None:
-                raise
-            raise out_of_range(einsum) from error
-
-    return pick
+    return picking(einsum, compute, numbers)
 
 
 def _prepare_at_numbers(

@@ -10,7 +10,7 @@ and `je` those of a block of steps.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,7 +20,7 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call, walk
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.loop_nest import Nest
+from einmpi.kernels.loop_nest import BLOCK_STEPS, Nest
 from einmpi.kernels.scalar_text import FoldTypes
 
 # ---- source lines --------------------------------------------------------------------------------
@@ -59,6 +59,9 @@ class SourceLines:
         Every loop has a variable of its own: numba compiles that fastest. With a group, so many
         lanes are written out one after another, and those left over have a loop of their own.
         """
+        if count == 1:
+            self.add(*(line.replace("{v}", "0") for line in lines))
+            return
         bounds = f"{count}"
         if group > 1:
             variable = f"v{len(self.lines)}"
@@ -140,12 +143,11 @@ def write_scatter(nest: Nest, text: SourceLines) -> None:
     if "; " in joined:  # an operation of several statements needs names for its values
         joined = lanes.keep(joined, True)
     text.add(*lanes.before[written:])
-    # A loop that is known to end at once is not compiled as a loop.
     lane_count = 1 if nest.width == 1 else "n"
     text.add_lane_loop(lane_count, *lanes.inside, f"{total} = {stored(joined, dtype)}")
 
 
-BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
+SEGMENT_LANES = 64  # of a segment that are computed all at once
 TILE_ROWS = 64  # rows that share a tile of lanes
 TRANSPOSE_EDGE = 32  # rows and lanes of the squares in which a transposed array is read
 # How many lanes are written out where each is a long chain of steps that LLVM does not vectorise:
@@ -166,26 +168,40 @@ HEAD = (
 
 
 def kernel_source(nest: Nest) -> str:
-    """Return the source of the function `kernel`, which takes the address of its parameters.
+    """Return the source of the function `kernel`, which takes the address of its parameters."""
+    return write_kernel(nest, _write)
+
+
+def write_kernel(nest: Nest, write: Callable[[Nest, SourceLines], None]) -> str:
+    """Return the source of a kernel whose loops `write` adds.
 
     It begins by reading all parameters and ends by writing back the least and the greatest index
     of each gather.
     """
     names = nest.parameters()
     text = SourceLines()
+    constants = dict(nest.constants)
     for position, name in enumerate(names):
-        text.add(f"{name} = p[{position}]")
-    if nest.place is not None:
-        write_scatter(nest, text)
-    elif nest.aggregation is None:
-        _write_map(nest, text)
-    else:
-        _write_reduction(nest, nest.aggregation, text)
+        text.add(f"{name} = {constants.get(name, f'p[{position}]')}")
+    write(nest, text)
     text.depth = 1
     for position, name in enumerate(names):
         if name.startswith(("lowest", "highest")):
             text.add(f"p[{position}] = {name}")
     return HEAD + "\n".join(text.lines) + "\n"
+
+
+def _write(nest: Nest, text: SourceLines) -> None:
+    if nest.segments is not None:
+        _write_segments(nest, text)
+    elif nest.place is not None:
+        write_scatter(nest, text)
+    elif nest.short_sum:
+        _write_short_sums(nest, text)
+    elif nest.aggregation is None:
+        _write_map(nest, text)
+    else:
+        _write_reduction(nest, text)
 
 
 def _open_output_loops(nest: Nest, text: SourceLines) -> None:
@@ -222,7 +238,7 @@ def _write_map(nest: Nest, text: SourceLines) -> None:
     text.add_lane_loop("n", *lanes.inside, store, group=CHAIN_LANES if is_chain else 1)
 
 
-def _write_reduction(nest: Nest, aggregation: str, text: SourceLines) -> None:
+def _write_reduction(nest: Nest, text: SourceLines) -> None:
     """Write the loops of ⊕ over ⊗.
 
     The totals, one for each row and lane of a tile, are on the stack. A rounded ⊕ aggregates
@@ -231,8 +247,7 @@ def _write_reduction(nest: Nest, aggregation: str, text: SourceLines) -> None:
     """
     lane = nest.lane
     width = nest.width
-    types = tuple(read.dtype for read in nest.reads)
-    aggregate = _Aggregate(aggregation, nest.function, types, nest)
+    aggregate = aggregate_of(nest)
     rows, _ = nest.unrolled
     tile_rows = TILE_ROWS + rows - 1 if nest.has_rows else 1
     text.add(f"total = stack({stored_dtype(aggregate.total)}, {tile_rows * width})")
@@ -265,16 +280,12 @@ def _write_reduction(nest: Nest, aggregation: str, text: SourceLines) -> None:
         text.add_lane_loop(partial_count, f"part[{{v}}] = {aggregate.start(aggregate.dtype)}")
     _write_steps(nest, aggregate, text)
     if aggregate.in_parts:
-        slot = aggregate.slot("total", 0)
-        lanes = Lanes(nest, "x")
-        part = convert("part[{v}]", aggregate.dtype, aggregate.total)
-        joined = aggregate.join(lanes, [slot, part])
-        text.add_lane_loop(partial_count, *lanes.inside, f"{slot} = {joined}")
+        write_parts(aggregate, partial_count, text)
     text.depth = tile_depth
     _write_results(nest, aggregate, text)
 
 
-def _write_steps(nest: Nest, aggregate: _Aggregate, text: SourceLines) -> None:
+def _write_steps(nest: Nest, aggregate: Aggregate, text: SourceLines) -> None:
     """Write the loop over the steps of a block, several at a time, and one over those left.
 
     An idempotent ⊕ needs no second loop: it takes the last step several times instead. With an
@@ -310,33 +321,157 @@ def _write_steps(nest: Nest, aggregate: _Aggregate, text: SourceLines) -> None:
         text.close()
 
 
-def _write_results(nest: Nest, aggregate: _Aggregate, text: SourceLines) -> None:
-    """Write what stores the totals; aggregated lanes are first combined to one, by halves."""
-    if nest.aggregates_lanes:
-        text.add(f"h = {nest.width // 2}")
-        text.open("while h > 0:")
-        lanes = Lanes(nest, "y")
-        joined = aggregate.join(lanes, ["total[{v}]", "total[{v} + h]"])
-        text.add_lane_loop("h", *lanes.inside, f"total[{{v}}] = {joined}")
-        text.add("h //= 2")
+def _write_short_sums(nest: Nest, text: SourceLines) -> None:
+    """Write the loops of ⊕ over so few lanes that they are one part, which is in registers."""
+    aggregate = aggregate_of(nest)
+    array = "part" if aggregate.in_parts else "total"
+    text.add(f"{array} = stack({stored_dtype(aggregate.dtype)}, {nest.width})")
+    open_loops(range(nest.output_loops), text)
+    text.add_lane_loop(nest.width, f"{array}[{{v}}] = {aggregate.start(aggregate.dtype)}")
+    text.open(f"for tj0 in range(0, {nest.short_sum}, {nest.width}):")
+    text.add("c = tj0")
+    lanes = Lanes(nest, "t")
+    aggregate.add_steps(lanes, 0, 1)
+    text.add(*lanes.before)
+    text.add_lane_loop(nest.width, *lanes.inside)
+    text.close()
+    half = nest.width // 2
+    while half:
+        lanes = Lanes(nest, f"y{half}_")
+        pair = [loaded(f"{array}[{{v}}{more}]", aggregate.dtype) for more in ("", f" + {half}")]
+        joined = stored(aggregate.tree(lanes, pair, aggregate.dtype), aggregate.dtype)
+        text.add_lane_loop(half, *lanes.inside, f"{array}[{{v}}] = {joined}")
+        half //= 2
+    lanes = Lanes(nest, "w")
+    target, place = lanes.pointer(len(nest.reads))
+    value = convert(loaded(f"{array}[0]", aggregate.dtype), aggregate.dtype, nest.out.dtype)
+    text.add(*lanes.before, f"{target}[{place}] = {stored(value, nest.out.dtype)}")
+
+
+def _write_segments(nest: Nest, text: SourceLines) -> None:
+    """Write the loops of ⊕ over the values of each segment, whose total is in registers.
+
+    Narrow lanes are computed all at once: how many there are is part of the source. The total of a
+    segment that is no longer than one part is that part.
+    """
+    assert nest.segments is not None
+    width = nest.width
+    aggregate = aggregate_of(nest)
+    count: str | int = 1 if width == 1 else "n"
+    text.add(f"total = stack({stored_dtype(aggregate.total)}, {width})")
+    is_in_parts = aggregate.total != aggregate.dtype
+    if is_in_parts:
+        text.add(f"part = stack({stored_dtype(aggregate.dtype)}, {width})")
+    elif aggregate.in_parts:
+        text.add("part = total")
+    open_loops([loop for loop in range(nest.output_loops) if loop != nest.lane], text)
+    if width <= SEGMENT_LANES:
+        text.add("c = 0", f"n = {width}")
+    else:
+        text.open(f"for c in range(start{nest.lane}, stop{nest.lane}, {width}):")
+        text.add(f"n = least({width}, stop{nest.lane} - c)")
+    lanes = Lanes(nest, "s")
+    ends = [lanes.value(Arg(nest.segments + k), "int64") for k in range(2)]
+    text.add(*lanes.before, f"start, stop = {', '.join(ends)}")
+    start_part = f"part[{{v}}] = {aggregate.start(aggregate.dtype)}"
+    if is_in_parts:
+        if not nest.has_short_segments:
+            text.open(f"if stop - start <= {BLOCK_STEPS}:")
+        text.add_lane_loop(count, start_part)
+        _write_values(aggregate, "start", "stop", count, text)
+        _write_results(nest, aggregate, text, "part")
+        if nest.has_short_segments:
+            return
         text.close()
-    slot = "total[{v}]"
+        text.open("else:")
+    text.add_lane_loop(count, f"total[{{v}}] = {aggregate.start(aggregate.total)}")
+    if is_in_parts:
+        text.open(f"for qb in range(start, stop, {BLOCK_STEPS}):")
+        text.add_lane_loop(count, start_part)
+        _write_values(aggregate, "qb", f"least(qb + {BLOCK_STEPS}, stop)", count, text)
+        write_parts(aggregate, count, text)
+        text.close()
+    else:
+        _write_values(aggregate, "start", "stop", count, text)
+    _write_results(nest, aggregate, text)
+
+
+def _write_values(
+    aggregate: Aggregate, start: str, stop: str, count: str | int, text: SourceLines
+) -> None:
+    """Write the loops of ⊕ over some values of a segment, and over what is inside of each value."""
+    nest = aggregate.nest
+    depth = text.depth
+    if nest.step != nest.output_loops:
+        text.open(f"for i{nest.output_loops} in range({start}, {stop}):")
+        open_loops(range(nest.output_loops + 1, nest.loops - 1), text)
+        start, stop = f"start{nest.step}", f"stop{nest.step}"
+    text.add(f"end = {stop}")
+    steps = 1 if nest.width == 1 else nest.unrolled[1]
+    passes = [("t", start, "end", 1)]
+    if steps > 1:
+        text.add(f"middle = end - (end - {start}) % {steps}")
+        passes = [("t", start, "middle", steps), ("u", "middle", "end", 1)]
+    for prefix, begin, end, together in passes:
+        text.open(f"for {prefix}j0 in range({begin}, {end}, {together}):")
+        text.add(*[f"{prefix}j{step} = {prefix}j0 + {step}" for step in range(1, together)])
+        lanes = Lanes(nest, prefix)
+        aggregate.add_steps(lanes, 0, together)
+        text.add(*lanes.before)
+        text.add_lane_loop(count, *lanes.inside)
+        text.close()
+    text.depth = depth
+
+
+def write_parts(
+    aggregate: Aggregate, count: str | int, text: SourceLines, result: str = ""
+) -> None:
+    """Write what joins partial results to totals: of all, or of one `result` by its number."""
+    slot = aggregate.slot(f"total{result}", 0)
+    lanes = Lanes(aggregate.nest, f"x{result}_")
+    part = convert(f"part{result}[{{v}}]", aggregate.dtype, aggregate.total)
+    joined = aggregate.join(lanes, [slot, part])
+    text.add_lane_loop(count, *lanes.inside, f"{slot} = {joined}")
+
+
+def write_halves(aggregate: Aggregate, text: SourceLines, result: str = "") -> None:
+    """Write what combines the lanes of totals to one, by halves."""
+    total = f"total{result}"
+    text.add(f"h = {aggregate.nest.width // 2}")
+    text.open("while h > 0:")
+    lanes = Lanes(aggregate.nest, f"y{result}_")
+    joined = aggregate.join(lanes, [f"{total}[{{v}}]", f"{total}[{{v}} + h]"])
+    text.add_lane_loop("h", *lanes.inside, f"{total}[{{v}}] = {joined}")
+    text.add("h //= 2")
+    text.close()
+
+
+def _write_results(
+    nest: Nest, aggregate: Aggregate, text: SourceLines, array: str = "total"
+) -> None:
+    """Write what stores the totals; aggregated lanes are first combined to one, by halves.
+
+    The `array` is "part" if there is no more than one.
+    """
+    if nest.aggregates_lanes:
+        write_halves(aggregate, text)
+    slot = f"{array}[{{v}}]"
     if nest.has_rows:
         slot = f"total[(wr0 - rb) * {nest.width} + {{v}}]"
         text.open("for wr0 in range(rb, re):")
     lanes = Lanes(nest, "w")
     target, place = lanes.pointer(len(nest.reads))
     text.add(*lanes.before)
-    total = loaded(slot, aggregate.total)
-    value = convert(total, aggregate.total, nest.out.dtype)
+    dtype = aggregate.total if array == "total" else aggregate.dtype
+    value = convert(loaded(slot, dtype), dtype, nest.out.dtype)
     text.add_lane_loop(
-        1 if nest.aggregates_lanes else "n",
+        1 if nest.aggregates_lanes or nest.width == 1 else "n",
         f"{target}[{place}] = {stored(value, nest.out.dtype)}",
     )
 
 
 @dataclass(frozen=True)
-class _Aggregate(FoldTypes):
+class Aggregate(FoldTypes):
     """The source of ⊕ in a nest."""
 
     nest: Nest
@@ -358,15 +493,15 @@ class _Aggregate(FoldTypes):
     def join(self, lanes: Lanes, values: list[str]) -> str:
         """Return ⊕ of totals, as it is stored."""
         totals = [loaded(value, self.total) for value in values]
-        return stored(self._tree(lanes, totals, self.total), self.total)
+        return stored(self.tree(lanes, totals, self.total), self.total)
 
-    def _tree(self, lanes: Lanes, values: list[str], dtype: str) -> str:
+    def tree(self, lanes: Lanes, values: list[str], dtype: str) -> str:
         """Return ⊕ of values, combined in pairs: processors compute both sides at once."""
         if len(values) == 1:
             return values[0]
         half = len(values) // 2
-        left = self._tree(lanes, values[:half], dtype)
-        right = self._tree(lanes, values[half:], dtype)
+        left = self.tree(lanes, values[:half], dtype)
+        right = self.tree(lanes, values[half:], dtype)
         text = operation(self.rule.operation, [left, right], [dtype])
         # An operation of several statements needs names for its values.
         return lanes.keep(text, True) if "; " in text else f"({text})"
@@ -379,7 +514,7 @@ class _Aggregate(FoldTypes):
         if not factors:
             values = [lanes.value(self.nest.function, dtype, row, step) for step in range(steps)]
             old = loaded(slot, dtype)
-            total = self._tree(lanes, [old, self._tree(lanes, values, dtype)], dtype)
+            total = self.tree(lanes, [old, self.tree(lanes, values, dtype)], dtype)
             lanes.inside.append(f"{slot} = {stored(total, dtype)}")
             return
         # The last product and the sum round only once: faster, and more precise.
@@ -389,3 +524,10 @@ class _Aggregate(FoldTypes):
             right = lanes.value(factors[1], dtype, row, step)
             name = lanes.keep(f"muladd({left}, {right}, {name})", True)
         lanes.inside.append(f"{slot} = {name}")
+
+
+def aggregate_of(nest: Nest) -> Aggregate:
+    """Return the source of ⊕ in a nest that has one."""
+    assert nest.aggregation is not None
+    types = tuple(read.dtype for read in nest.reads)
+    return Aggregate(nest.aggregation, nest.function, types, nest)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 from threading import Lock
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import exact_contraction, recognise_contraction
 from einmpi.kernels.cpu.compiled import (
+    CompiledKernel,
+    Jobs,
     JobTemplate,
     bind_to_arrays,
     chunk_count,
@@ -29,10 +32,15 @@ from einmpi.kernels.distances import (
 )
 from einmpi.kernels.loop_nest import BoundNest, Range
 from einmpi.kernels.operands import Array
+from einmpi.kernels.prepared import address_of
 from einmpi.kernels.updates import changes_a_part
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.groups import GroupingRule
 from einmpi.schedule.regions import Slot
+
+VALUES_IN_CACHE = 2**15  # of a chunk: several operands of this size fit into the cache of a core
+MOST_RESULTS_OF_CHUNKS = 2**10  # of all chunks together, so that they take little memory
+MAX_KNOWN = 4  # addresses of arrays for which calls are kept
 
 
 def is_map(kernel: Kernel) -> bool:
@@ -65,32 +73,13 @@ def is_fold(kernel: Kernel, of: Slot, strict: bool) -> bool:
     return _is_compiled(kernel)
 
 
+Given: TypeAlias = tuple[str, Array]  # an array that is given in each run, by its name
+
+
 class _Loops:
-    """An EinSum by compiled loops, prepared for arrays that are stored as these are."""
+    """An EinSum by compiled loops, prepared for arrays that are stored as these are.
 
-    def __init__(
-        self, einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array]
-    ) -> None:
-        self.einsum = einsum
-        self.operands = operands
-        self.out = out
-        self.bound, self.views = bind_to_arrays(einsum, operands, out, index)
-        are_addressable = all(map(is_addressable, (*operands, out)))
-        is_plain = not self.bound.packed and not any(self.bound.gathered)
-        self.is_possible = are_addressable and is_plain
-
-    def jobs(self, position: int, ranges: Sequence[Range]) -> JobTemplate:
-        """Return the parameters of one call for each part of a loop, but for the output."""
-        found = JobTemplate(self.bound, position, ranges)
-        found.place_views(self.views, self.operands)
-        return found
-
-
-class MapRows(_Loops):
-    """A map, of which some rows are computed at a time.
-
-    Rows are the first dimension of its output, `out`, which may be a part of an array: `first` is
-    the number of its first row there.
+    `given` has for each operand the array of which it is a view.
     """
 
     def __init__(
@@ -99,9 +88,42 @@ class MapRows(_Loops):
         operands: Sequence[Array],
         out: Array,
         index: Mapping[str, Array],
+        given: Sequence[Given],
+    ) -> None:
+        self.einsum = einsum
+        self.out = out
+        self.given = list(given)
+        self.bound, self.views = bind_to_arrays(einsum, operands, out, index)
+        are_addressable = all(map(is_addressable, (*operands, out)))
+        is_plain = not self.bound.packed and not any(self.bound.gathered)
+        self.is_possible = are_addressable and is_plain
+
+    def jobs(self, position: int, ranges: Sequence[Range]) -> JobTemplate:
+        """Return the parameters of one call for each part of a loop, but for the output."""
+        found = JobTemplate(self.bound, position, ranges)
+        found.place_views(self.views, [array for _, array in self.given])
+        return found
+
+
+class MapRows(_Loops):
+    """A map, of which some rows are computed at a time.
+
+    Rows are the first dimension of its output, `out`, which is a view of `target`: `first` is the
+    number of its first row there.
+    """
+
+    def __init__(
+        self,
+        einsum: EinSum,
+        operands: Sequence[Array],
+        out: Array,
+        index: Mapping[str, Array],
+        given: Sequence[Given],
+        target: Given,
         first: int,
     ) -> None:
-        super().__init__(einsum, operands, out, index)
+        super().__init__(einsum, operands, out, index, given)
+        self.target = target
         self.rows = first, first + len(out)
         found = row_loop(self.bound, out)
         self.is_possible = self.is_possible and found is not None
@@ -124,7 +146,7 @@ class MapRows(_Loops):
             indices = (start - first) * self.indices_a_row, (stop - first) * self.indices_a_row
             ranges.append(indices)
         jobs = self.jobs(2 * self.loop, ranges)
-        jobs.place(-1, self.out, self.out)
+        jobs.place(-1, self.out, self.target[1])
         return jobs, numbers
 
 
@@ -134,6 +156,8 @@ def row_loop(bound: BoundNest, out: Array) -> tuple[int, int] | None:
     Rows may share a loop with what follows them in memory.
     """
     rows = len(out)
+    if rows == 1:
+        return 0, bound.axes[0].extent
     for loop in range(bound.nest.output_loops):
         axis = bound.axes[loop]
         if axis.extent % rows:
@@ -147,20 +171,27 @@ def row_loop(bound: BoundNest, out: Array) -> tuple[int, int] | None:
 class ChunkedFold(_Loops):
     """An aggregate in chunks, as `compute_by_compiled_loops` computes it.
 
-    `sources` are the positions of the operands that the map computes.
+    An aggregate that does not depend on the order, as a maximum, has smaller chunks, which are
+    still in the cache of a core. `sources` are the positions of the operands that the map computes.
     """
 
     def __init__(
         self,
         einsum: EinSum,
-        operands: Sequence[Array],
-        out: Array,
+        given: Sequence[Given],
+        target: Given,
         index: Mapping[str, Array],
         sources: Sequence[int],
     ) -> None:
-        accumulator = DTYPES[out.dtype.name].accumulator
-        self.results = np.empty((chunk_count(einsum), *out.shape), accumulator)
-        super().__init__(einsum, operands, self.results[0, ...], index)
+        self.target, out = target
+        self.rule = AGGREGATIONS[einsum.required_aggregation]
+        chunks = chunk_count(einsum)
+        if self.rule.is_idempotent:
+            most = MOST_RESULTS_OF_CHUNKS // max(1, out.size)
+            chunks = max(chunks, min(most, einsum.calls() // VALUES_IN_CACHE))
+        self.results = np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
+        operands = [array for _, array in given]
+        super().__init__(einsum, operands, self.results[0, ...], index, given)
         box = self.bound.box
         self.position, self.shares = shares_of(self.bound, box, len(self.results), threads=1)
         self.milestones = []  # the rows of the map that each share needs, all before them too
@@ -184,9 +215,8 @@ class ChunkedFold(_Loops):
 
     def finish(self, out: Array) -> None:
         """Combine the results of the chunks."""
-        rule = AGGREGATIONS[self.einsum.required_aggregation]
         with np.errstate(all="ignore"):
-            out[...] = rule.combine.reduce(self.results[: len(self.shares)], axis=0)
+            out[...] = self.rule.combine.reduce(self.results[: len(self.shares)], axis=0)
 
 
 class MapAndFolds:
@@ -203,32 +233,56 @@ class MapAndFolds:
         last_row = max((part.rows[1] for part in parts), default=0)
         milestones = [*(milestone for milestone, _, _ in turns), last_row]
         part_jobs = [part.jobs_for(milestones) for part in parts]
-        self.templates = [template for template, _ in part_jobs]
-        self.templates += [fold.chunk_jobs() for fold in folds]
+        # With the names of the arrays whose addresses they are to have.
+        self.templates: list[tuple[JobTemplate, list[str]]] = []
+        for part, (template, _) in zip(parts, part_jobs, strict=True):
+            self.templates.append((template, [name for name, _ in (*part.given, part.target)]))
+        for fold in folds:
+            self.templates.append((fold.chunk_jobs(), [name for name, _ in fold.given]))
+        self.names = sorted({name for _, names in self.templates for name in names})
         self.order: list[tuple[int, int]] = []  # templates and numbers of their calls
         for turn in range(len(milestones)):
-            for part, (_, numbers) in enumerate(part_jobs):
+            for number, (_, numbers) in enumerate(part_jobs):
                 call = numbers[turn]
                 if call is not None:
-                    self.order.append((part, call))
+                    self.order.append((number, call))
             self.order += [(fold, chunk) for _, fold, chunk in turns[turn : turn + 1]]
+        # By the addresses of the arrays: in a loop, two tensors take turns in the same memory.
+        self.known: dict[tuple[int, ...], _BoundCalls] = {}
 
-    def compute(
-        self,
-        part_arrays: Sequence[tuple[Sequence[Array], Array]],
-        fold_arrays: Sequence[tuple[Sequence[Array], Array]],
-    ) -> None:
-        """Compute all of it on these arrays: for each part and each fold, operands and output."""
-        given = [[*operands, out] for operands, out in part_arrays]
-        given += [[*operands] for operands, _ in fold_arrays]
+    def compute(self, arrays: Mapping[str, Array]) -> None:
+        """Compute all of it on these arrays, given by name."""
+        addresses = tuple([address_of(arrays[name]) for name in self.names])
         with self.lock:  # results of chunks are those of one call
-            bound = []
-            for template, arrays in zip(self.templates, given, strict=True):
-                bound.append(template.calls_for(arrays))
-            for number, call in self.order:
-                bound[number][1](call)
-            for fold, (_, out) in zip(self.folds, fold_arrays, strict=True):
-                fold.finish(out)
+            bound = self.known.get(addresses)
+            if bound is None:
+                if len(self.known) >= MAX_KNOWN:
+                    self.known.clear()
+                bound = self.known[addresses] = self._bind(addresses)
+            for kernel, parameters in bound.calls:
+                kernel(parameters)
+            for fold in self.folds:
+                fold.finish(arrays[fold.target])
+
+    def _bind(self, addresses: Sequence[int]) -> _BoundCalls:
+        """Return all calls, in order, for arrays at these addresses."""
+        found = dict(zip(self.names, addresses, strict=True))
+        jobs = []
+        for template, names in self.templates:
+            jobs.append(template.jobs_at([found[name] for name in names]))
+        starts = [address_of(each) for each in jobs]
+        calls = []
+        for number, call in self.order:
+            parameters = starts[number] + call * jobs[number].strides[0]
+            calls.append((self.templates[number][0].kernel, parameters))
+        return _BoundCalls(jobs, calls)
+
+
+class _BoundCalls(NamedTuple):
+    """Calls of kernels, each with the address of its parameters, which are in `jobs`."""
+
+    jobs: list[Jobs]
+    calls: list[tuple[CompiledKernel, int]]
 
 
 # ---- grouping rule -------------------------------------------------------------------------------

@@ -232,6 +232,8 @@ class Lanes(ScalarText):
         index = self.value(gather, "int64", row, step)
         if self.nest.place is not None and gather == Arg(self.nest.place):
             return index  # the kernel computes nothing for other places
+        if not (*self.nest.reads, self.nest.out)[array].is_checked:
+            return index
         lines = self.inside if depends_on_lane else self.before
         least = f"lowest{array}_{k}"
         greatest = f"highest{array}_{k}"

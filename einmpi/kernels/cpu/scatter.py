@@ -16,7 +16,16 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum, einsum_over
-from einmpi.graph.scalar import Arg, Call, Const, Index, IndexEntries, Scalar, rebuild
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Const,
+    Index,
+    IndexEntries,
+    Scalar,
+    rebuild,
+    with_gathers,
+)
 from einmpi.graph.segments import Segments
 from einmpi.kernels.cpu.broadcast import label_values, operand_values
 from einmpi.kernels.cpu.compiled import (
@@ -33,7 +42,6 @@ from einmpi.kernels.cpu.compiled import (
     supports_compiled_loops,
 )
 from einmpi.kernels.loop_nest import (
-    Axis,
     BoundNest,
     Counter,
     IndexedArray,
@@ -41,6 +49,7 @@ from einmpi.kernels.loop_nest import (
     accesses_of,
     axes_of,
     counted,
+    densest,
     gathered_dimensions,
     outer_and_inner,
 )
@@ -125,13 +134,7 @@ def _with_places(einsum: EinSum, segments: Segments) -> EinSum:
 
     operands: list[IndexEntries] = []
     for entries in segments.operands:
-        changed: list[str | Scalar] = []
-        for entry in entries:
-            if isinstance(entry, str):
-                changed.append(place.get(entry, entry))
-            else:
-                changed.append(rebuild(entry, leaf))
-        operands.append(tuple(changed))
+        operands.append(with_gathers(entries, lambda gather: rebuild(gather, leaf), place))
     operands += [segments.index_labels] * len(segments.labels)
     output = [label for label in einsum.output if label not in place]
     body = rebuild(segments.body, leaf)
@@ -208,13 +211,9 @@ def _bind_scatter(
     contiguous.
     """
     arrays = (*reads, target)
-    itemsizes = [np.dtype(array.dtype).itemsize for array in arrays]
     outer, aggregated = outer_and_inner(axes_of(arrays, einsum.extents))
-    lane = Axis(1, False, (0,) * len(arrays))
-    for axis in outer:
-        has_one_place = not any(axis.strides[k] for k in places)
-        if has_one_place and _dense_arrays(axis, itemsizes) >= _dense_arrays(lane, itemsizes):
-            lane = axis
+    at_one_place = [axis for axis in outer if not any(axis.strides[k] for k in places)]
+    lane = densest(at_one_place, arrays)
     outer = [axis for axis in outer if axis is not lane]
     outer.sort(key=lambda axis: -abs(axis.strides[-1]))
     ordered = (*outer, lane, *aggregated)
@@ -232,11 +231,6 @@ def _bind_scatter(
         place=places.start,
     )
     return BoundNest(nest, ordered, (), tuple(map(gathered_dimensions, arrays)))
-
-
-def _dense_arrays(axis: Axis, itemsizes: Sequence[int]) -> int:
-    """Return how many arrays are contiguous along an axis."""
-    return sum(stride == size for stride, size in zip(axis.strides, itemsizes, strict=True))
 
 
 CHUNK_PLACES = 2**19  # places that are computed at a time: 4 MiB for each scattered label

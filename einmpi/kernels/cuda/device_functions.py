@@ -189,6 +189,13 @@ FN double power(double a, double b) { return pow(a, b); }
 // ---- bits, order ----
 template <class T> FN T bit_or(T a, T b) { return a | b; }
 template <class T> FN T bit_and(T a, T b) { return a & b; }
+template <class T> FN T bit_xor(T a, T b) { return a ^ b; }
+template <class T> FN T shift_left(T a, T b) {
+  return (ULong)b < 8 * sizeof(T) ? (T)((ULong)a << b) : (T)0;
+}
+template <class T> FN T shift_right(T a, T b) {
+  return (ULong)b < 8 * sizeof(T) ? a >> b : a >> (8 * sizeof(T) - 1) >> 1;
+}
 template <class T> FN T invert(T a) { return ~a; }
 FN bool invert(bool a) { return !a; }
 template <class T> FN bool less(T a, T b) { return a < b; }

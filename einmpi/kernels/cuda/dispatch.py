@@ -38,7 +38,7 @@ from einmpi.kernels.cuda.work_split import split_work
 from einmpi.kernels.distances import (
     DISTANCE_DTYPES,
     as_gather,
-    out_of_range,
+    picking,
     recognise_distance,
     recognise_weighted_difference,
     squared_norms,
@@ -200,17 +200,7 @@ def _prepare_pick(
         return None
     gathering, numbers = gather
     arrays = [operands[number] for number in numbers]
-    prepared = prepare_einsum(gathering, arrays, target, options)
-
-    def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-        try:
-            prepared([operands[number] for number in numbers], target)
-        except IndexError as error:
-            if einsum.picked_extent is None:
-                raise
-            raise out_of_range(einsum) from error
-
-    return call
+    return picking(einsum, prepare_einsum(gathering, arrays, target, options), numbers)
 
 
 def _fill_with_neutral(einsum: EinSum) -> PreparedCall:

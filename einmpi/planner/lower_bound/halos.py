@@ -1,4 +1,5 @@
-"""What ranks need at least of a tensor that is read with index arithmetic, such as u[i+1].
+"""What ranks need at least of a tensor that is read with index arithmetic, such as u[i+1], or by
+lists of indices that are known.
 
 docs/lower_bound.md, "Halos", has the argument."""
 
@@ -16,14 +17,13 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import affine_of
 from einmpi.graph.scalar import Call, Const, IndexEntries, Scalar
-from einmpi.planner.lower_bound.parts import (
+from einmpi.planner.lower_bound.parts import Floats, PartsEdge
+from einmpi.planner.lower_bound.ways import (
     FREE_WORK,
     MOST_WAYS,
     MOST_WORDS,
     ROOT_OF_FRACTIONS,
-    Floats,
     Ints,
-    PartsEdge,
     Ways,
     Work,
     count_of_ways,
@@ -33,7 +33,8 @@ from einmpi.planner.lower_bound.parts import (
     role_of,
     ways_of_grid,
 )
-from einmpi.planner.moving.halo import needed_of
+from einmpi.planner.moving.halo import Needed, needed_of
+from einmpi.planner.moving.known_lists import count_of_distinct
 
 MOST_ELEMENTS = 1 << 42  # of a tensor whose fractions of a copy are computed in 64 bits
 
@@ -55,6 +56,11 @@ class Reach:
     minor_extent: int
     first: int
     last: int
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels on which the indices depend."""
+        return (self.major,) if self.minor is None else (self.major, self.minor)
 
     def indices(self, parts: Mapping[str, Ints]) -> Ints:
         """Return how many indices all parts of the labels need together, or fewer."""
@@ -90,17 +96,32 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """The indices of a dimension that a known list names, however its labels are cut."""
+
+    labels: tuple[str, ...]
+    distinct: int
+
+    def indices(self, parts: Mapping[str, Ints]) -> Ints:
+        """Return how many indices all parts of the labels need together, or fewer."""
+        return np.full_like(parts[self.labels[0]], self.distinct)
+
+
+@dataclass(frozen=True)
 class Reading:
-    """How all operands of a vertex together read a tensor, of which one index is arithmetic."""
+    """How operands of a vertex together read a tensor: one index is arithmetic, or a known list.
+
+    With lists, the first operand is looked at: all together need no less.
+    """
 
     elements: int
-    reaches: tuple[Reach, ...]  # of each dimension
+    reaches: tuple[Reach | Listed, ...]  # of each dimension; if it is no box, without lists
     is_box: bool  # whether the corners are read: all dimensions at their ends together
 
     @property
-    def labels(self) -> frozenset[str | None]:
+    def labels(self) -> frozenset[str]:
         """The labels on which its indices depend."""
-        return frozenset(label for each in self.reaches for label in (each.major, each.minor))
+        return frozenset(label for each in self.reaches for label in each.labels)
 
     def needed(self, labels: Sequence[str], grid: Ints) -> Ints:
         """Return the elements that all ranks need, or fewer, but no fewer than the tensor has.
@@ -124,6 +145,7 @@ class Reading:
         # A star: what a rank would need with one of the offsets, and arms in each dimension.
         cores = []
         for reach in self.reaches:
+            assert isinstance(reach, Reach), "lists have no corners"
             offset = max(reach.first, min(0, reach.last))
             cores.append(replace(reach, first=offset, last=offset).indices(parts))
         total: Ints = np.asarray(prod(cores))
@@ -168,8 +190,12 @@ def readings_of(graph: EinGraph, vertex: Vertex) -> tuple[Reading | None, ...]:
     for operand, name in enumerate(vertex.inputs):
         bound = graph[name].bound
         is_first = vertex.inputs.index(name) == operand
-        if not is_first or needed_of(vertex, name, bound) is None:
+        needed = needed_of(graph, vertex, name) if is_first else None
+        if needed is None:
             found.append(None)
+            continue
+        if needed.lists:
+            found.append(_reading_by_lists(needed))
             continue
         einsum = vertex.computed_einsum
         indices = [
@@ -179,6 +205,32 @@ def readings_of(graph: EinGraph, vertex: Vertex) -> tuple[Reading | None, ...]:
         ]
         found.append(_reading(tuple(indices), bound, einsum.extents))
     return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _reading_by_lists(needed: Needed) -> Reading | None:
+    lists = dict(needed.lists)
+    reaches: list[Reach | Listed] = []
+    for entry, extent in zip(needed.indices[0], needed.bound, strict=True):
+        listed = None if isinstance(entry, str) else lists.get(entry)
+        if listed is None:
+            reach = _reach(entry, extent, dict(needed.extents))
+            if reach is None:
+                return None
+            reaches.append(reach)
+        elif listed.labels:
+            reaches.append(Listed(listed.labels, count_of_distinct(listed.known)))
+        else:
+            return None
+    return _box(needed.bound, reaches)
+
+
+def _box(bound: tuple[int, ...], reaches: Sequence[Reach | Listed]) -> Reading | None:
+    """Return the reading of a box; None if its sides depend on each other, or it is empty."""
+    labels = [label for reach in reaches for label in reach.labels]
+    if len(set(labels)) < len(labels) or 0 in bound:
+        return None
+    return Reading(prod(bound), tuple(reaches), is_box=True)
 
 
 @lru_cache(maxsize=1024)
@@ -206,12 +258,10 @@ def _reading(
         reaches.append(joined)
         offsets.append(firsts)
         corners.append({joined.first, joined.last})
-    labels = [label for reach in reaches for label in (reach.major, reach.minor) if label]
-    if len(set(labels)) < len(labels) or 0 in bound:
-        return None
     read = set(zip(*offsets, strict=True))
     is_box = all(corner in read for corner in itertools.product(*corners))
-    return Reading(prod(bound), tuple(reaches), is_box)
+    box = _box(bound, reaches)
+    return None if box is None else replace(box, is_box=is_box)
 
 
 def _reach(entry: str | Scalar, extent: int, extents: Mapping[str, int]) -> Reach | None:
@@ -258,8 +308,9 @@ def ways_with_halos(
     elements: int,
     ranks: int,
     work: Work = FREE_WORK,
+    partial_labels: tuple[str, ...] | None = None,
 ) -> Ways:
-    """Return the ways to cut a vertex that reads tensors with index arithmetic.
+    """Return the ways to cut a vertex that reads tensors with index arithmetic, or by lists.
 
     What is not known of an operand counts as nothing: only those with a reading may charge, and
     those that are read as blocks.
@@ -271,7 +322,7 @@ def ways_with_halos(
     grid = work.allowed(every)
     if not len(grid):
         return least_ways(len(einsum.operands), ranks)
-    roles = [role_of(einsum, label) for label in labels]
+    roles = [role_of(einsum, label, partial_labels) for label in labels]
     ways = ways_of_grid(grid, roles, len(einsum.operands), elements, work)
     copies = ways.copies.copy()
     fractions = np.zeros_like(copies)
@@ -289,16 +340,13 @@ def ways_with_halos(
     return Ways(copies, ways.words, ways.spare, fractions)
 
 
-def not_charged(vertex: Vertex, readings: Sequence[Reading | None]) -> Iterator[int]:
-    """Yield the operands that charge nothing, as index arithmetic reads their tensors.
+def not_charged(
+    graph: EinGraph, vertex: Vertex, readings: Sequence[Reading | None]
+) -> Iterator[int]:
+    """Yield the operands that charge nothing: those of which parts of a copy may be enough.
 
-    Of operands that read the same tensor, the first charges for all.
+    Of operands that read the same tensor with index arithmetic, the first charges for all.
     """
-    einsum = vertex.computed_einsum
-    with_arithmetic = set()
     for operand, name in enumerate(vertex.inputs):
-        if einsum.has_arithmetic(operand):
-            with_arithmetic.add(name)
-    for operand, name in enumerate(vertex.inputs):
-        if name in with_arithmetic and readings[operand] is None:
+        if readings[operand] is None and needed_of(graph, vertex, name) is not None:
             yield operand

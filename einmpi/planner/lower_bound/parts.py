@@ -5,301 +5,29 @@ tensor moves the least that these numbers allow for. docs/lower_bound.md has the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import ceil, comb, prod
+from math import ceil, prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.graph.einsum import EinSum
 from einmpi.planner.factor import Block, Edge
-from einmpi.planner.mesh import divided, divisors, prime_factors
+from einmpi.planner.lower_bound.ways import (
+    FREE_WORK,
+    MOST_ELEMENTS,
+    MOST_WORDS,
+    Ints,
+    Work,
+    count_of_ways,
+    grids,
+    most_kept,
+    part_counts,
+)
 from einmpi.planner.solving.elimination import Table, largest_join, minimize
 
-# ---- ways ----------------------------------------------------------------------------------------
-#
-# The ways to cut one vertex over a number of ranks, and the copies that each of them needs.
-
-
-Ints = npt.NDArray[np.int64]
-
-MOST_WAYS = 1 << 17  # with more, nothing is known of a vertex
-MOST_WORDS = 1 << 62  # of a sum that fits into 64 bits, with a sign
-ROOT_OF_FRACTIONS = 1 << 15
-FRACTIONS = ROOT_OF_FRACTIONS**2  # of a copy
-
-
-class Ways(NamedTuple):
-    """What each way to cut a vertex asks for; one row or entry for each way."""
-
-    copies: Ints  # of each operand, a column each: how many more than one the ranks need together
-    words: Ints  # of partial results that are moved
-    spare: Ints  # copies of the result, more than one, that ranks have computed themselves
-    # Beside whole copies, these fractions of one, rounded down; None where there are only whole.
-    fractions: Ints | None = None
-
-
-class Work(NamedTuple):
-    """How much of its work a vertex may repeat, and what that costs."""
-
-    most: int  # times that it is repeated
-    price: int  # words each time
-
-    def allowed(self, grid: Ints) -> Ints:
-        """Return the ways that repeat no more; the last column has who does the same."""
-        return grid[grid[:, -1] - 1 <= self.most]
-
-
-FREE_WORK = Work(MOST_WORDS, 0)  # may be repeated as often as one likes
-
-
-class Role(NamedTuple):
-    """What a label does in a vertex. Labels with the same role are cut as if they were one."""
-
-    lacking: tuple[int, ...]  # the operands that are copied where the label is cut
-    is_aggregated: bool
-
-
-def ways_to_cut(einsum: EinSum, elements: int, ranks: int, work: Work = FREE_WORK) -> Ways:
-    """Return the ways to cut a vertex whose result has so many elements.
-
-    The parts of all labels, times the ranks that compute the same, make up the number of ranks.
-    """
-    extents: dict[Role, list[int]] = {}
-    for label, extent in einsum.extents:
-        extents.setdefault(role_of(einsum, label), []).append(extent)
-    roles = [(role, tuple(sorted(found))) for role, found in extents.items()]
-    return _ways(tuple(sorted(roles)), len(einsum.operands), elements, ranks, work)
-
-
-def role_of(einsum: EinSum, label: str) -> Role:
-    """Return what a label does in a vertex."""
-    operands = range(len(einsum.operands))
-    lacking = tuple(at for at in operands if einsum.dimension_cut_by(at, label) is None)
-    return Role(lacking, label in einsum.aggregated)
-
-
-@lru_cache(maxsize=1024)  # layers repeat
-def _ways(
-    roles: tuple[tuple[Role, tuple[int, ...]], ...],
-    operands: int,
-    elements: int,
-    ranks: int,
-    work: Work,
-) -> Ways:
-    if count_of_ways(ranks, len(roles) + 1) > MOST_WAYS:
-        return least_ways(operands, ranks)
-    grid = work.allowed(grids(ranks, [part_counts(extents, ranks) for _, extents in roles]))
-    if not len(grid):
-        return least_ways(operands, ranks)
-    ways = ways_of_grid(grid, [role for role, _ in roles], operands, elements, work)
-    distinct = np.unique(np.column_stack(ways[:3]), axis=0)
-    return Ways(distinct[:, :operands], distinct[:, operands], distinct[:, operands + 1])
-
-
-def least_ways(operands: int, ranks: int) -> Ways:
-    """Return a single way, which asks for no more than any other."""
-    return Ways(np.zeros((1, operands), np.int64), np.zeros(1, np.int64), np.array([ranks - 1]))
-
-
-def ways_of_grid(
-    grid: Ints, roles: Sequence[Role], operands: int, elements: int, work: Work = FREE_WORK
-) -> Ways:
-    """Return what each way asks for, given the parts for each role and, last, the repetitions."""
-    repeated = grid[:, -1]
-    copies = np.repeat(repeated[:, None], operands, axis=1)
-    partials = np.ones(len(grid), np.int64)
-    for role, parts in zip(roles, grid.T, strict=False):
-        copies[:, list(role.lacking)] *= parts[:, None]
-        if role.is_aggregated:
-            partials *= parts
-    # Where partial results are added up, ranks that compute the same share that work, and none of
-    # them has a result of its own.
-    spare = np.where(partials == 1, repeated - 1, 0)
-    words = elements * (partials - 1) + work.price * (repeated - 1)
-    return Ways(copies - 1, words, spare)
-
-
-def part_counts(extents: Sequence[int], ranks: int) -> frozenset[int]:
-    """Return into how many parts labels of these extents can be cut together."""
-    found = {1}
-    for extent in extents:
-        fitting = [parts for parts in divisors(ranks) if parts <= extent]
-        products = {known * parts for known in found for parts in fitting}
-        found = {product for product in products if ranks % product == 0}
-    return frozenset(found)
-
-
-def grids(ranks: int, allowed: Sequence[Collection[int]]) -> Ints:
-    """Return all ways to write the ranks as a product: an allowed number for each role, and a rest.
-
-    Each way is a row, with the rest last.
-    """
-    grid = _factorizations(ranks, len(allowed) + 1)
-    fits = np.ones(len(grid), bool)
-    for column, counts in enumerate(allowed):
-        fits &= np.isin(grid[:, column], sorted(counts))
-    return grid[fits]
-
-
-@lru_cache(maxsize=64)
-def _factorizations(ranks: int, numbers: int) -> Ints:
-    """Return all ways to write the ranks as an ordered product of so many numbers, as rows."""
-    rows = np.ones((1, numbers), np.int64)
-    primes = prime_factors(ranks)
-    for prime in sorted(set(primes)):
-        count = primes.count(prime)
-        exponents = []
-        for parts in divided(count, numbers):
-            exponents.append([end - start for start, end in parts])
-        powers = prime ** np.array(exponents, np.int64)
-        rows = (rows[:, None] * powers).reshape(-1, numbers)
-    return rows
-
-
-def count_of_ways(ranks: int, numbers: int) -> int:
-    """Return how many ways there are to write the ranks as a product of so many numbers."""
-    primes = prime_factors(ranks)
-    return prod(comb(primes.count(prime) + numbers - 1, numbers - 1) for prime in set(primes))
-
-
-MOST_ELEMENTS = 1 << 61  # that are computed with; they fit into 64 bits, with a sign
-
-
-def most_kept(
-    before: Ints, after: Ints, bound: tuple[int, ...], ranks: int, one_copy: bool = False
-) -> Ints:
-    """Return, for each pair of layouts, the most elements that ranks have before and afterwards.
-
-    A layout is a row: the parts of each dimension, then the copies. The best case: as many axes as
-    possible stay without a dimension, and as many as possible stay on theirs. What an axis that
-    must turn from a dimension to another leaves on its rank is a share of the tensor.
-
-    Of a tensor whose partial results are added up, at most `one_copy` is kept. The axes along which
-    they are added up are not among the parts before.
-    """
-    short = []  # and without digits that are independent and equal
-    for dimension, extent in enumerate(bound):
-        if extent < ranks and not _is_even(extent, ranks):
-            short.append(dimension)
-    # Places in the tables of what is kept: a digit for each length of axes.
-    shape = len(before), len(after)
-    by_turns = np.zeros(shape, np.int32)
-    by_exponents = np.zeros(shape, np.int32)
-    primes = prime_factors(ranks)
-    for prime in sorted(set(primes)):
-        most = primes.count(prime)
-        exponents_before = _exponents(before.T, prime, ranks)[:, :, None]
-        exponents_after = _exponents(after.T, prime, ranks)[:, None, :]
-        copies_after = exponents_after[-1]
-        leaving = np.zeros(shape, np.int8)  # at least so many axes leave their dimension
-        for dimension in range(len(bound)):
-            away = exponents_before[dimension] - exponents_after[dimension]
-            leaving += np.maximum(away, 0)
-        exponents = copies_after - leaving
-        staying = np.minimum(exponents_before[-1], 0 if one_copy else copies_after)
-        turns = exponents < staying
-        if short:  # at most so many turn from a short dimension to another one
-            exponents += np.minimum(
-                exponents_before[short].sum(axis=0, dtype=np.int8),
-                exponents_after[short].sum(axis=0, dtype=np.int8),
-            )
-        if one_copy:
-            exponents = np.minimum(exponents, 0)
-        by_turns = by_turns * (2 * most + 2) + (2 * staying + turns)
-        by_exponents = by_exponents * (2 * most + 1) + (exponents + most)
-    of_turns, of_exponents = _kept_by_axes(bound, ranks)
-    kept: Ints = np.minimum(of_turns[by_turns], of_exponents[by_exponents])
-    return kept
-
-
-@lru_cache(maxsize=1024)
-def _kept_by_axes(bound: tuple[int, ...], ranks: int) -> tuple[Ints, Ints]:
-    """Return two tables of the most elements that ranks keep.
-
-    The first has an entry for each number of axes that have copies before and afterwards, and for
-    whether an axis must turn; the second one for the share that axes leave, as an exponent.
-    """
-    repeated = np.ones(1, np.int64)
-    # Where an axis of some length must turn, a rank keeps no more than the longest share of a
-    # dimension along such an axis.
-    elements = np.full(1, prod(bound))
-    # Every axis that turns leaves an equal share, if extents are rounded up to divide evenly.
-    times = np.ones(1, np.int64)
-    shares = np.ones(1, np.int64)
-    primes = prime_factors(ranks)
-    for prime in sorted(set(primes)):
-        powers = prime ** np.arange(primes.count(prime) + 1)
-        longest = [prod(bound), _elements_of_longest_share(bound, prime, ranks)]
-        repeated = np.multiply.outer(repeated, np.repeat(powers, 2)).ravel()
-        elements = np.minimum.outer(elements, np.tile(longest, len(powers))).ravel()
-        ones = np.ones_like(powers[1:])
-        times = np.multiply.outer(times, np.concatenate([ones, powers])).ravel()
-        shares = np.multiply.outer(shares, np.concatenate([powers[:0:-1], ones, [1]])).ravel()
-    # Extents as they would be if all fine blocks of a dimension were alike. How many fine blocks
-    # there are depends on the axes; the worst case is taken.
-    rounded = 1
-    for extent in bound:
-        rounded *= extent if extent < ranks else -(-extent // ranks) * ranks
-    if rounded * ranks > MOST_ELEMENTS:
-        return repeated * elements, np.full(len(times), np.iinfo(np.int64).max)
-    return repeated * elements, rounded * times // shares
-
-
-def _is_even(extent: int, ranks: int) -> bool:
-    """Return whether a short dimension is cut into equal parts by digits of the same numbers.
-
-    On several nodes, axes of different lengths may be in windows with digits of other numbers, such
-    as 3·3 and 3·2, unless they fit together.
-    """
-    lengths = [length for length in prime_factors(ranks) if length <= extent]
-    if len(set(lengths)) > 1 and prod(lengths) > extent:
-        return False
-    return not any(extent % parts for parts in divisors(ranks) if parts <= extent)
-
-
-def _exponents(numbers: Ints, prime: int, ranks: int) -> npt.NDArray[np.int8]:
-    """Return how often a prime divides each of the numbers, which divide the number of ranks."""
-    known, exponents = _exponents_of_divisors(prime, ranks)
-    return exponents[np.searchsorted(known, numbers)]
-
-
-@lru_cache(maxsize=64)
-def _exponents_of_divisors(prime: int, ranks: int) -> tuple[Ints, npt.NDArray[np.int8]]:
-    """Return the divisors of a number of ranks, and how often a prime divides each of them."""
-    known = divisors(ranks)
-    exponents = [prime_factors(number).count(prime) for number in known]
-    return np.array(known), np.array(exponents, np.int8)
-
-
-@lru_cache(maxsize=1024)
-def _elements_of_longest_share(bound: tuple[int, ...], length: int, ranks: int) -> int:
-    """Return the most elements of a tensor that have one digit on an axis of this length.
-
-    The axis slices a digit of the number of a fine block. How many fine blocks there are depends on
-    the axis; the worst case is taken.
-    """
-    most = 0
-    for extent in bound:
-        for blocks in divisors(ranks):
-            if blocks % length == 0 and blocks <= extent:
-                indices = min(extent, blocks // length * -(-extent // blocks))
-                most = max(most, prod(bound) // extent * indices)
-    return most
-
-
-# ---- parts in place of axes ----------------------------------------------------------------------
-#
-# The problem of the search with parts in place of axes: its minimum is a lower bound.
-#
-# A plan says which axes of the mesh cut a label. Here only the number of parts is known, and each
-# tensor moves the least that these numbers allow for. docs/lower_bound.md has the argument.
-
-
-# ---- parts edges ---------------------------------------------------------------------------------
+# ---- edges ---------------------------------------------------------------------------------------
 #
 # What a tensor moves at least, given into how many parts the labels at both ends are cut.
 
@@ -403,6 +131,8 @@ class Link:
         self.after, of_target = distinct_rows(after)
         self.layout_of = [of_source, of_target]
         self.taken = [np.zeros(len(before)), np.zeros(len(after))]
+        # Whether an end has taken all that there is, and nothing has changed since.
+        self.is_settled = [False, False]
 
     @property
     def cells(self) -> int:
@@ -421,11 +151,17 @@ class Link:
         """Return the variable at the other end."""
         return self.ends[1] if variable == self.ends[0] else self.ends[0]
 
-    def take(self, variable: int) -> Floats:
-        """Take all that pairs cost, whatever the other value is; return what each value takes."""
+    def take(self, variable: int) -> Floats | None:
+        """Take all that pairs cost, whatever the other value is; return what each value takes.
+
+        It is None where no value takes anything.
+        """
         side = self.ends.index(variable)
+        if self.is_settled[side]:
+            return None
         other = 1 - side
-        left = np.full(self.uncharged.shape[other], np.inf)  # of the best value with each layout
+        left = np.empty(self.uncharged.shape[other])  # of the best value with each layout
+        left.fill(np.inf)
         np.minimum.at(left, self.layout_of[other], -self.taken[other])
         if side == 1:
             left = left[:, None]
@@ -433,18 +169,25 @@ class Link:
         taken = least[self.layout_of[side]]
         more: Floats = taken - self.taken[side]
         self.taken[side] = taken
+        self.is_settled[side] = True
+        self.is_settled[other] = False
         return more
 
     def give_back(self, variable: int, costs: Floats) -> None:
         """Add what each value of a variable costs to all its pairs."""
         side = self.ends.index(variable)
         self.taken[side] = self.taken[side] - costs
+        self.is_settled = [False, False]
 
     def leave_out(self, variable: int, kept: npt.NDArray[np.bool_]) -> None:
         """Leave out some values of a variable."""
         side = self.ends.index(variable)
         self.taken[side] = self.taken[side][kept]
         self.layout_of[side] = self.layout_of[side][kept]
+        self.is_settled[1 - side] = False
+
+
+# ---- values of variables -------------------------------------------------------------------------
 
 
 MOST_VALUES = 1 << 15  # of a variable, before those that cost too much are left out
@@ -635,7 +378,9 @@ class _Values:
         for link in self.links_of[variable]:
             if (link.other(variable) > variable) == forwards:
                 later.append(link)
-            self.costs[variable] = self.costs[variable] + link.take(variable)
+            taken = link.take(variable)
+            if taken is not None:
+                self.costs[variable] = self.costs[variable] + taken
         self._take_least(variable)
         self._leave_out(variable)
         if later:

@@ -15,15 +15,8 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.factor import Edge, Factored, Name, factor
 from einmpi.planner.lower_bound.halos import HaloEdge, Reading, readings_of
-from einmpi.planner.lower_bound.parts import (
-    FREE_WORK,
-    Ints,
-    PartsEdge,
-    PartsVariable,
-    Piece,
-    Work,
-    least_words,
-)
+from einmpi.planner.lower_bound.parts import PartsEdge, PartsVariable, Piece, least_words
+from einmpi.planner.lower_bound.ways import FREE_WORK, Ints, Work
 from einmpi.planner.memory import Cuts
 from einmpi.planner.repetition import find_layers
 

@@ -15,10 +15,17 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.graph.eingraph import Vertex
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
 from einmpi.graph.scalar import IndexEntries, Scalar, unique
 from einmpi.planner.mesh import Extent, Mesh, length_of, sides
+from einmpi.planner.moving.known_lists import (
+    KnownList,
+    Listed,
+    list_of,
+    listed_inside,
+    runs_of,
+)
 from einmpi.planner.orders import NO_ORDERS, Orders
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -45,6 +52,8 @@ def whole(extent: int) -> Runs:
 
 def length(runs: Runs) -> int:
     """Return the number of indices."""
+    if isinstance(runs, Listed):
+        return len(runs.indices)
     if len(runs) == 1:  # as a rule; asked so often that it has to be quick
         return runs[0][1] - runs[0][0]
     count = 0
@@ -100,6 +109,18 @@ def indices_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
     On 4 = 2·2 ranks the 10 indices of a dimension lie in fine blocks of 3, 2, 3, 2. On the last
     axis, blocks 0 and 2 have digit 0: 6 indices; blocks 1 and 3 have digit 1: 4 indices.
     """
+    starts, combination = stretches_by_digits(mesh, side, axes)
+    combinations = prod(mesh.factors[axis] for axis in axes)
+    found = np.bincount(combination, np.diff(starts), combinations)
+    return found.astype(np.int64)
+
+
+@lru_cache(maxsize=4096)
+def stretches_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Return where stretches of indices with the same digits on some axes begin, and the extent.
+
+    After them, return the combination of digits of each stretch.
+    """
     extent = length_of(side)
     window_of = {}
     for window in mesh.windows(side):
@@ -120,9 +141,7 @@ def indices_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
         later = prod(mesh.factors[other] for other in window[window.index(axis) + 1 :])
         digit = block // later % mesh.factors[axis]
         combination = combination * mesh.factors[axis] + digit
-    combinations = prod(mesh.factors[axis] for axis in axes)
-    found = np.bincount(combination, np.diff(starts), combinations)
-    return found.astype(np.int64)
+    return starts, combination
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:
@@ -138,9 +157,17 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(joined)
 
 
-@lru_cache(maxsize=16384)
 def intersect(one: Runs, two: Runs) -> Runs:
     """Return the indices that both have."""
+    if isinstance(one, Listed):
+        return listed_inside(one.indices, two)
+    if isinstance(two, Listed):
+        return listed_inside(two.indices, one)
+    return _intersect(one, two)
+
+
+@lru_cache(maxsize=16384)
+def _intersect(one: Runs, two: Runs) -> Runs:
     found = []
     k = m = 0
     while k < len(one) and m < len(two):
@@ -162,9 +189,11 @@ LabelAxes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 class _Dimension(NamedTuple):
     """How a dimension is indexed."""
 
-    entries: Mapping[str | Scalar, tuple[str, ...] | None]  # index → its labels; None for a gather
+    # Index → its labels, or those of the list that it is; None for a gather from an unknown one.
+    entries: Mapping[str | Scalar, tuple[str, ...] | None]
     labels: tuple[str, ...]  # of all indices
     is_plain: bool  # by one label and nothing else
+    is_listed: bool  # some index is a known list, and all others are such lists or labels
 
 
 @dataclass(frozen=True)
@@ -179,12 +208,14 @@ class Needed:
     extents: tuple[tuple[str, int], ...]  # of all labels of the vertex
     orders: tuple[int, ...] = ()  # of the dimensions
     label_orders: tuple[int, ...] = ()
+    lists: tuple[tuple[Scalar, KnownList], ...] = ()  # the indices that are known lists
 
     # The search asks very often; expressions are slow to hash and to go through.
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.bound, self.indices, self.extents, self.orders, self.label_orders))
+        of_labels = self.extents, self.orders, self.label_orders
+        return hash((self.bound, self.indices, *of_labels, self.lists))
 
     def __hash__(self) -> int:
         return self._hash
@@ -204,13 +235,23 @@ class Needed:
     @cached_property
     def _dimensions(self) -> tuple[_Dimension, ...]:
         found = []
+        lists = dict(self.lists)
         for dimension in range(len(self.bound)):
             entries: dict[str | Scalar, tuple[str, ...] | None] = {}
+            has_list = False
             for index in self.indices:
                 entry = index[dimension]
-                entries[entry] = (entry,) if isinstance(entry, str) else arithmetic_labels(entry)
+                if isinstance(entry, str):
+                    entries[entry] = (entry,)
+                else:
+                    entries[entry] = arithmetic_labels(entry)
+                has_list |= entry in lists
+            is_listed = has_list and all(isinstance(e, str) or e in lists for e in entries)
+            for entry, listed in lists.items() if is_listed else ():
+                if entry in entries:
+                    entries[entry] = listed.labels
             labels = unique(*(labels or () for labels in entries.values()))
-            found.append(_Dimension(entries, labels, tuple(entries) == labels[:1]))
+            found.append(_Dimension(entries, labels, tuple(entries) == labels[:1], is_listed))
         return tuple(found)
 
     def labels(self, dimension: int) -> tuple[str, ...]:
@@ -221,6 +262,10 @@ class Needed:
         """Return whether a dimension is indexed by one label and nothing else."""
         return self._dimensions[dimension].is_plain
 
+    def is_listed(self, dimension: int) -> bool:
+        """Return whether known lists say which indices of a dimension are needed."""
+        return self._dimensions[dimension].is_listed
+
     @cached_property
     def middle(self) -> Needed | None:
         """What is needed for the middle of a star; None if the operands are not one.
@@ -229,6 +274,8 @@ class Needed:
         outside of the middle in two dimensions, at the corners, is not needed.
         """
         entries_by_dimension = []
+        if self.lists:
+            return None
         for each in self._dimensions:
             plain_first = sorted(each.entries, key=lambda entry: not isinstance(entry, str))
             entries_by_dimension.append(plain_first)
@@ -253,6 +300,8 @@ class Needed:
         extent = self.bound[dimension]
         if self.is_plain(dimension):
             return shares[self.labels(dimension)[0]]
+        if self.is_listed(dimension):
+            return runs_of(self.listed(dimension, shares))
         reached: list[Interval] = []
         wraps = False
         for entry, labels in self._dimensions[dimension].entries.items():
@@ -277,6 +326,18 @@ class Needed:
             inside.extend(one_run(max(low, 0), min(high + 1, extent)))
         return _first_to_last(sorted(inside), wraps)
 
+    def listed(self, dimension: int, shares: Mapping[str, Runs]) -> Ints:
+        """Return the indices that lists name, and those of labels beside them."""
+        flags = np.zeros(self.bound[dimension], bool)
+        lists = dict(self.lists)
+        for entry in self._dimensions[dimension].entries:
+            if not isinstance(entry, str):
+                lists[entry].mark(flags, shares)
+                continue
+            for start, stop in shares[entry]:
+                flags[start:stop] = True
+        return np.flatnonzero(flags)
+
 
 def _differing(one: IndexEntries, other: IndexEntries) -> int:
     """Return in how many dimensions two indices differ."""
@@ -299,23 +360,35 @@ def _first_to_last(runs: Sequence[tuple[int, int]], has_gap: bool) -> Runs:
 
 
 def needed_of(
-    vertex: Vertex, name: str, bound: tuple[int, ...], orders: Orders = NO_ORDERS
+    graph: EinGraph, vertex: Vertex, name: str, orders: Orders = NO_ORDERS
 ) -> Needed | None:
     """Return what a vertex needs of a tensor; None if that is a block for each operand.
 
-    It is no block if an index is arithmetic. Then all operands that read the tensor share what is
-    fetched.
+    It is no block if an index is arithmetic, or a list that is known. Then all operands that read
+    the tensor share what is fetched.
     """
     einsum = vertex.computed_einsum
-    if not einsum.has_any_arithmetic:
+    has_lists = einsum.is_gathering and vertex.recurrence is None
+    if not einsum.has_any_arithmetic and not has_lists:
         return None
+    bound = graph[name].bound
     operands = [operand for operand, tensor in enumerate(vertex.inputs) if tensor == name]
-    if not any(einsum.has_arithmetic(operand) for operand in operands):
-        return None
     indices = tuple(einsum.operands[operand] for operand in operands)
+    smallest: dict[Scalar, int] = {}  # the dimension that an index is used for
+    for index in indices if has_lists else ():
+        for entry, extent in zip(index, bound, strict=True):
+            if not isinstance(entry, str):
+                smallest[entry] = min(extent, smallest.get(entry, extent))
+    lists = {}
+    for entry, extent in smallest.items():
+        found = list_of(graph, vertex, entry, extent)
+        if found is not None:
+            lists[entry] = found
+    if not lists and not any(einsum.has_arithmetic(operand) for operand in operands):
+        return None
     of_tensor = orders.get(("tensor", name), ())
     of_labels = orders.get(("vertex", vertex.name), ())
-    return Needed(bound, indices, einsum.extents, of_tensor, of_labels)
+    return Needed(bound, indices, einsum.extents, of_tensor, of_labels, tuple(lists.items()))
 
 
 def shares_of(
@@ -340,6 +413,11 @@ def axes_of_labels(labels: Sequence[str], state: Sequence[str | None]) -> LabelA
     return tuple(found)
 
 
+def cutting_axes(axes: LabelAxes) -> tuple[int, ...]:
+    """Return the axes that cut some label, in order."""
+    return tuple(sorted({axis for _, label_axes in axes for axis in label_axes}))
+
+
 def is_inside(
     mesh: Mesh, needed: Needed, cuts: Sequence[int | None], state: Sequence[str | None]
 ) -> bool:
@@ -360,9 +438,9 @@ def _is_dimension_inside(
 
     Where an index is arithmetic, their share of it must be one run.
     """
-    relevant = {axis for _, label_axes in axes for axis in label_axes}
-    relevant.update(cutting)
-    for digits in _all_digits(mesh, relevant):
+    if needed.is_listed(dimension):
+        return not cutting
+    for digits in _all_digits(mesh, (*cutting_axes(axes), *cutting)):
         wanted = needed.runs(dimension, shares_of(mesh, needed, dimension, axes, digits))
         cuts = tuple((axis, digits[axis]) for axis in cutting)
         stored = share(mesh, needed.sides[dimension], cuts)

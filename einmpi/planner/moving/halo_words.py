@@ -17,12 +17,14 @@ from einmpi.planner.moving.halo import (
     Runs,
     axes_of_labels,
     borders_of_blocks,
+    cutting_axes,
     ends_of_middle,
     indices_by_digits,
     length,
     reached_blocks,
     share,
     shares_of,
+    stretches_by_digits,
 )
 from einmpi.planner.states import named
 
@@ -38,12 +40,8 @@ def _needed_runs(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
 ) -> tuple[tuple[Runs, list[int]], ...]:
     """Return the indices of a dimension that ranks need, each time with the places of the ranks."""
-    cutting = tuple(sorted({axis for _, label_axes in axes for axis in label_axes}))
-    found = []
-    for digits, places in _places_by_digits(mesh, ranks, cutting):
-        runs = needed.runs(dimension, shares_of(mesh, needed, dimension, axes, digits))
-        found.append((runs, places))
-    return tuple(found)
+    alike = _shares_by_digits(mesh, needed, dimension, axes, ranks)
+    return tuple((needed.runs(dimension, shares), places) for shares, places in alike)
 
 
 @lru_cache(maxsize=4096)
@@ -51,12 +49,18 @@ def _middle_ends(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, int], list[int]], ...]:
     """Return where the middle of a star begins and ends on ranks, with the places of the ranks."""
-    cutting = tuple(sorted({axis for _, label_axes in axes for axis in label_axes}))
+    alike = _shares_by_digits(mesh, needed, dimension, axes, ranks)
+    return tuple((ends_of_middle(needed, dimension, shares), places) for shares, places in alike)
+
+
+def _shares_by_digits(
+    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
+) -> list[tuple[dict[str, Runs], list[int]]]:
+    """Return the shares of labels that ranks have, each time with the places of the ranks."""
     found = []
-    for digits, places in _places_by_digits(mesh, ranks, cutting):
-        shares = shares_of(mesh, needed, dimension, axes, digits)
-        found.append((ends_of_middle(needed, dimension, shares), places))
-    return tuple(found)
+    for digits, places in _places_by_digits(mesh, ranks, cutting_axes(axes)):
+        found.append((shares_of(mesh, needed, dimension, axes, digits), places))
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -67,10 +71,79 @@ def _needed_lengths(
     if needed.is_plain(dimension):
         (label,) = needed.labels(dimension)
         return _share_lengths(mesh, needed.side_of[label], dict(axes).get(label, ()), ranks)
+    if needed.is_listed(dimension):
+        counts, kind = _listed_counts(mesh, needed, dimension, axes, ranks)
+        of_ranks: Ints = counts.sum(axis=1)[kind]
+        return of_ranks
     lengths = np.empty(len(ranks), np.int64)
     for runs, places in _needed_runs(mesh, needed, dimension, axes, ranks):
         lengths[places] = length(runs)
     return lengths
+
+
+class _Listed(NamedTuple):
+    """How many indices that lists name are in each finest block of a dimension.
+
+    Ranks of one kind have the same indices. An array [kind, block], and the kind of each rank.
+    """
+
+    counts: Ints
+    kind: Ints
+
+
+@lru_cache(maxsize=256)
+def _listed_counts(
+    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
+) -> _Listed:
+    """Return how many indices of a dimension lists name on ranks, where axes cut their labels."""
+    starts = _finest_blocks(mesh, needed.sides[dimension])
+    kind = np.empty(len(ranks), np.int64)
+    groups = _shares_by_digits(mesh, needed, dimension, axes, ranks)
+    counts = np.empty((len(groups), len(starts) - 1), np.int64)
+    for number, (shares, places) in enumerate(groups):
+        counts[number] = np.diff(np.searchsorted(needed.listed(dimension, shares), starts))
+        kind[places] = number
+    return _Listed(counts, kind)
+
+
+def _finest_blocks(mesh: Mesh, side: Extent) -> Ints:
+    """Return where the blocks begin that all axes together cut a dimension into, and the extent."""
+    axes = sorted(axis for window in mesh.windows(side) for axis in window)
+    return stretches_by_digits(mesh, side, tuple(axes))[0]
+
+
+def _kept_of_lists(
+    mesh: Mesh,
+    needed: Needed,
+    dimension: int,
+    axes: Sequence[LabelAxes],
+    sources: Sequence[Axes],
+    ranks: tuple[int, ...],
+) -> Ints:
+    """Return the counts of a dimension that lists index, as those of a label."""
+    table = np.empty((len(sources), len(axes), len(ranks)), np.int64)
+    starts = _finest_blocks(mesh, needed.sides[dimension])
+    for row, source in enumerate(sources):
+        combinations = prod(mesh.factors[axis] for axis in source)
+        borders, combination = stretches_by_digits(mesh, needed.sides[dimension], source)
+        of_block = combination[np.searchsorted(borders, starts[:-1], side="right") - 1]
+        own = _combinations(mesh, source, ranks)
+        for column, label_axes in enumerate(axes):
+            counts, kind = _listed_counts(mesh, needed, dimension, label_axes, ranks)
+            cells = of_block * len(counts) + np.arange(len(counts))[:, None]
+            by_cell = np.bincount(cells.ravel(), counts.ravel(), combinations * len(counts))
+            table[row, column] = by_cell[own * len(counts) + kind]
+    return table
+
+
+@lru_cache(maxsize=4096)
+def _combinations(mesh: Mesh, axes: Axes, ranks: tuple[int, ...]) -> Ints:
+    """Return the combination of digits on some axes that each of some ranks has."""
+    combination = np.zeros(len(ranks), np.int64)
+    for axis in axes:
+        digits = [mesh.digits(rank)[axis] for rank in ranks]
+        combination = combination * mesh.factors[axis] + digits
+    return combination
 
 
 @lru_cache(maxsize=4096)
@@ -157,8 +230,11 @@ def _kept_counts(
     """
     side = needed.sides[dimension]
     sources = [tuple([axis for axis in each if axis < most_axes]) for each in cutting]
-    if needed.is_plain(dimension):
+    if needed.is_plain(dimension) and needed.side_of[needed.labels(dimension)[0]] == side:
         whole = _kept_of_label(mesh, side, axes, sources, ranks)
+        return _Counts(whole, whole)
+    if needed.is_listed(dimension):
+        whole = _kept_of_lists(mesh, needed, dimension, axes, sources, ranks)
         return _Counts(whole, whole)
     ends, middle = _ends(mesh, needed, dimension, axes, ranks)
     whole = np.empty((len(cutting), len(axes), len(ranks)), np.int64)
@@ -228,8 +304,7 @@ def _kept_of_label(
     table = np.empty((len(sources), len(axes), len(ranks)), np.int64)
     for row, source in enumerate(sources):
         for column, label_axes in enumerate(axes):
-            cutting = {axis for _, each in label_axes for axis in each}
-            together = tuple(sorted(cutting.union(source)))
+            together = tuple(sorted({*cutting_axes(label_axes), *source}))
             table[row, column] = _share_lengths(mesh, extent, together, ranks)
     return table
 
@@ -237,11 +312,7 @@ def _kept_of_label(
 @lru_cache(maxsize=4096)
 def _share_lengths(mesh: Mesh, extent: Extent, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     """Return how many indices of a label that these axes cut each of some ranks has."""
-    combination = np.zeros(len(ranks), np.int64)
-    for axis in axes:
-        digits = [mesh.digits(rank)[axis] for rank in ranks]
-        combination = combination * mesh.factors[axis] + digits
-    return indices_by_digits(mesh, extent, axes)[combination]
+    return indices_by_digits(mesh, extent, axes)[_combinations(mesh, axes, ranks)]
 
 
 def _count_below(runs: Runs, bounds: Ints) -> Ints:
@@ -323,8 +394,8 @@ def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
 
 @lru_cache(maxsize=64)
 def _counted_ranks(ranks: int, most: int) -> tuple[int, ...]:
-    """Return all ranks, or so many of them that have all kinds of digits."""
-    if ranks <= most:
+    """Return all ranks, or of more than twice as many so many that have all kinds of digits."""
+    if ranks <= 2 * most:
         return tuple(range(ranks))
     # Multiples of a number without a common factor come to all ranks, in a mixed order.
     step = ranks * 5 // 8
@@ -348,7 +419,7 @@ def halo_words_of_plan(
     kept_on_node: list[tuple[_ByDigits, _ByDigits]] = []
     for dimension in range(len(needed.bound)):
         label_axes = axes_of_labels(needed.labels(dimension), label_state)
-        reading = tuple(sorted({axis for _, axes in label_axes for axis in axes}))
+        reading = cutting_axes(label_axes)
         ranks = members_along(mesh, reading)
         cutting = _axes_that_cut(cuts, dimension)
         counts = _needed_counts(mesh, needed, dimension, [label_axes], [cutting], ranks)
@@ -414,8 +485,6 @@ def most_needed_bound(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -
     bound = []
     for dimension in range(len(needed.bound)):
         label_axes = axes_of_labels(needed.labels(dimension), state)
-        ranks = members_along(
-            mesh, tuple(sorted({axis for _, axes in label_axes for axis in axes}))
-        )
+        ranks = members_along(mesh, cutting_axes(label_axes))
         bound.append(int(_needed_lengths(mesh, needed, dimension, label_axes, ranks).max()))
     return tuple(bound)

@@ -191,14 +191,20 @@ def halo_flow(
     most_ranks: int,
 ) -> Flow:
     """Return the words that ranks need by index arithmetic and do not have, for all pairs."""
-    return _among_neighbours(*halo_words(mesh, needed, layouts, states, most_ranks))
+    return _of_halo(mesh, needed, *halo_words(mesh, needed, layouts, states, most_ranks))
 
 
-def _among_neighbours(total: Any, between: Any) -> Flow:
-    """Return the flow of words that ranks receive, of which some come from other nodes."""
-    inside = np.where(total > 0, HALO_NEIGHBOURS, 1)
-    nodes = np.where(between > 0, HALO_NEIGHBOURS, 1)
-    return Flow(total, between, inside * nodes, nodes)
+def _of_halo(mesh: Mesh, needed: Needed, total: Any, between: Any) -> Flow:
+    """Return the flow of words that ranks receive, of which some come from other nodes.
+
+    A halo comes from neighbours; what lists name may come from all ranks.
+    """
+    ranks = nodes = HALO_NEIGHBOURS
+    if needed.lists:
+        ranks, nodes = mesh.ranks // mesh.nodes, mesh.nodes
+    inside = np.where(total > 0, ranks, 1)
+    across = np.where(between > 0, nodes, 1)
+    return Flow(total, between, inside * across, across)
 
 
 # ---- extents that do not divide -----------------------------------------------------------------
@@ -292,7 +298,7 @@ def traffic(
     turns: list[Turn] = []
     if needed is not None:
         assert sources is not None, "what is read with index arithmetic has a layout"
-        flow = _among_neighbours(*halo_words_of_plan(mesh, needed, sources, targets))
+        flow = _of_halo(mesh, needed, *halo_words_of_plan(mesh, needed, sources, targets))
     else:
         elements = prod(bound)
         axes = tuple(zip(mesh.factors, sources or targets, targets, strict=True))

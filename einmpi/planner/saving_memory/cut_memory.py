@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.chains import ChainSearch
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Variable
 from einmpi.planner.memory import (
     LEAST_MESSAGE_BUFFER_BYTES,
@@ -36,7 +37,7 @@ from einmpi.planner.peak_memory import (
 )
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.saving_memory.order import Constraints, other_orders
-from einmpi.planner.search import CutSearch, merged_shapes
+from einmpi.planner.search import merged_shapes
 from einmpi.planner.solving.solver import Solver, Unreachable
 from einmpi.planner.states import Groups, Move, States, named
 

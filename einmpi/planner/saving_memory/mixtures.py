@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.memory import bytes_of_blocks
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options
-from einmpi.planner.search import CutSearch
 from einmpi.planner.solving.solver import MEMORY_PRICE_SCALE, SharedTables, Solution, Solver
 from einmpi.planner.states import States
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from einmpi.graph.eingraph import Vertex
+from einmpi.graph.eingraph import Stored, Vertex
 from einmpi.planner.lower_bound.pieces import (
     ALL_CUTS,
     CUTS_OF_MESH,
@@ -15,6 +15,7 @@ from einmpi.planner.lower_bound.pieces import (
 )
 from einmpi.planner.machine import BETWEEN
 from einmpi.planner.memory import FusedChain
+from einmpi.planner.moving.known_lists import has_known_lists
 from einmpi.planner.moving.volume import total_bill
 from einmpi.planner.peak_memory import why_not_in_place
 from einmpi.planner.plan import (
@@ -31,6 +32,7 @@ from einmpi.planner.text.summary import (
     Note,
     Row,
     folded_vertices,
+    ghosts,
     in_words,
     note_line,
     show_cuts,
@@ -144,6 +146,9 @@ def totals(plan: Plan, full: bool = False) -> list[Note]:
     for name, note in plan.notes.items():
         if name not in folded:
             notes.append(("", f"{name}: {note}"))
+    for vertex in plan.graph.inputs:
+        if vertex.stored is not None:
+            notes.append(("stores", f"{vertex.name}: {_stored(plan, vertex.stored)}"))
     if plan.layouts:
         layouts = [f"{name} {show_layout(plan, name)}" for name in plan.layouts]
         notes.append(("layouts", _listed(layouts)))
@@ -305,6 +310,8 @@ def _certificate(plan: Plan) -> str:
     """Return how good the plan is proven to be."""
     if plan.kind == "exact":
         return f"exact: {EXACTNESS[plan.among]}{gather_condition(plan)}"
+    if not plan.lower_bound and has_known_lists(plan.graph):
+        return f"{bound_text(plan)}: none is known where lists of indices say what moves"
     return f"{bound_text(plan)}, gap {gap(plan)}"
 
 
@@ -325,10 +332,19 @@ def gap(plan: Plan) -> str:
 
 
 def gather_condition(plan: Plan) -> str:
-    """Return under which condition a plan is exact: gathered dimensions are not cut."""
-    if not plan.gathered or plan.mesh.ranks == 1:
+    """Return under which conditions a plan is exact.
+
+    Gathered dimensions are not cut; and what known lists name lies in the order that it has. In
+    another one, of the rows and columns of a sparse matrix say, less may move.
+    """
+    conditions = []
+    if plan.gathered:
+        conditions.append(f"that gathered dimensions are not cut (of {', '.join(plan.gathered)})")
+    if plan.words_predicted and has_known_lists(plan.graph):
+        conditions.append("the order of what lists of indices name")
+    if not conditions or plan.mesh.ranks == 1:
         return ""
-    return f", given that gathered dimensions are not cut (of {', '.join(plan.gathered)})"
+    return f", given {' and '.join(conditions)}"
 
 
 # ---- explain -------------------------------------------------------------------------------------
@@ -415,6 +431,19 @@ def vertex_rows(plan: Plan, full: bool = False) -> list[Row]:
     return rows
 
 
+def _stored(plan: Plan, stored: Stored) -> str:
+    """Return what is stored of a sparse tensor, and how evenly ranks share it."""
+    text = f"{show_count(stored.elements)} of {show_count(stored.places)} elements"
+    if stored.is_assumed:
+        text += ", assumed at random places"
+    if plan.ranks == 1 or not stored.elements:
+        return text
+    if stored.largest is None:
+        return f"{text}, as many on each rank, because rows differ too much"
+    uneven = stored.largest * plan.ranks / stored.elements
+    return f"{text}, by rows; at most {uneven:.2f} × the mean on a rank"
+
+
 # ---- plan json -----------------------------------------------------------------------------------
 #
 # A plan as JSON, for programs.
@@ -439,6 +468,16 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "seconds_planning": plan.seconds,
         "vertices": [_vertex_json(plan, vertex) for vertex in plan.graph.computed],
     }
+    stored = {}
+    for vertex in plan.graph.inputs:
+        if vertex.stored is not None:
+            stored[vertex.name] = vertex.stored._asdict()
+    if stored:
+        data["stored"] = stored
+    listed = ghosts(plan)
+    if listed:
+        keys = ("words", "words_unlisted")
+        data["ghosts"] = {name: dict(zip(keys, each, strict=True)) for name, each in listed.items()}
     if plan.passed_on:
         data["bytes_shuffled_loading"] = dict(plan.passed_on)
     if plan.shared is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.factor import Edge, Variable
-from einmpi.planner.moving.volume import edges_of_plan
+from einmpi.planner.moving.volume import edge_traffic, edges_of_plan
 from einmpi.planner.paper import Cost
 from einmpi.planner.plan import Plan
 from einmpi.planner.repetition import find_layers
@@ -85,6 +85,8 @@ class Movement:
     wanted: tuple[int, ...]  # parts of each dimension after
     nbytes: int  # that move
     is_halo: bool = False  # the copied words are what ranks lack for index arithmetic
+    # If they are what lists of indices name: words that would move if nobody knew these lists.
+    words_unlisted: int | None = None
 
 
 def movements(plan: Plan) -> Iterator[Movement]:
@@ -99,6 +101,10 @@ def movements(plan: Plan) -> Iterator[Movement]:
         replicated = edge.ndim
         partial = edge.ndim + 1
         itemsize = np.dtype(plan.graph[edge.tensor].dtype).itemsize
+        unlisted = None
+        if edge.needed is not None and edge.needed.lists:
+            unknown = replace(edge, needed=replace(edge.needed, lists=()))
+            unlisted = edge_traffic(plan.mesh, unknown, cuts).times(edge.weight).words.total
         yield Movement(
             edge.tensor,
             target.name if target.kind == "vertex" else None,
@@ -110,7 +116,18 @@ def movements(plan: Plan) -> Iterator[Movement]:
             wanted=plan.mesh.parts(wanted, range(edge.ndim)),
             nbytes=traffic.words.total * itemsize,
             is_halo=edge.needed is not None,
+            words_unlisted=unlisted,
         )
+
+
+def ghosts(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Return what moves of tensors by lists of indices, and what would move without these."""
+    found: dict[str, tuple[int, int]] = {}
+    for move in movements(plan):
+        if move.words_unlisted is not None:
+            words, unlisted = found.get(move.tensor, (0, 0))
+            found[move.tensor] = words + move.words.total, unlisted + move.words_unlisted
+    return found
 
 
 def _uses(plan: Plan, edge: Edge, target: Variable) -> int:
@@ -151,6 +168,7 @@ def in_words(plan: Plan) -> list[Note]:
     for keyword, parts in (
         ("cuts", _cuts(plan)),
         ("sends", copies + halos + new_cuts),
+        ("ghosts", _ghosts(plan)),
         ("combines", combined),
         ("moves most", _most(moved)),
     ):
@@ -159,12 +177,23 @@ def in_words(plan: Plan) -> list[Note]:
     return notes + _balance(plan)
 
 
+def _ghosts(plan: Plan) -> list[str]:
+    """Return what ranks fetch because indices name it, the tensors that move most first."""
+    moved = sorted(ghosts(plan).items(), key=lambda each: -each[1][0])
+    shown = [f"{name}, {words:,} words of {unlisted:,}" for name, (words, unlisted) in moved]
+    if len(shown) > MOST_GROUPS:
+        shown[MOST_GROUPS:] = [f"{len(shown) - MOST_GROUPS} more"]
+    return [f"of {each}" if number == 0 else each for number, each in enumerate(shown)]
+
+
 # What stands before and after the names of tensors that move alike, and for how many uses.
 _Phrase = tuple[str, str, int]
 
 
 def _phrases(plan: Plan, move: Movement) -> Iterator[tuple[str, _Phrase]]:
     """Yield what is said of a movement, each time with its kind."""
+    if move.words_unlisted is not None:
+        return  # a note of its own
     if move.is_halo:
         yield "halos", ("of ", ", what the indices of a rank reach outside of its part", 0)
     elif move.words.join:

@@ -10,13 +10,7 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu.compiled_group import PreparedGroup
 from einmpi.kernels.cpu.dispatch import ONCE
-from einmpi.kernels.cpu.map_and_folds import (
-    ChunkedFold,
-    MapAndFolds,
-    cpu_grouping,
-    is_fold,
-    is_map,
-)
+from einmpi.kernels.cpu.map_and_folds import MapAndFolds, cpu_grouping, is_fold, is_map
 from einmpi.kernels.cpu.product_updates import is_product_update, prepare_product_update
 from einmpi.kernels.cpu.row_updates import prepare_row_writes
 from einmpi.kernels.halo_parts import split_at_halos
@@ -34,6 +28,7 @@ from einmpi.runtime.backend import (
 )
 from einmpi.runtime.cpu.kernels import (
     KernelOptions,
+    chunked_fold,
     prepare_kernel,
     prepare_scattered_update,
     prepare_stencil,
@@ -41,7 +36,7 @@ from einmpi.runtime.cpu.kernels import (
 from einmpi.runtime.host_memory import RecycledMemory, Scratch
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.passes import Fusions
-from einmpi.schedule.regions import Region, indices, names_of
+from einmpi.schedule.regions import Region, names_of
 
 
 class NumpyBackend:
@@ -201,21 +196,13 @@ class NumpyBackend:
         shared = set.intersection(*[set(kernel.operands) for kernel in step.kernels])
         folds = []
         for kernel in step.kernels:
-            operands = [arrays[slot.name] for slot in kernel.operands]
-            sources = [k for k, slot in enumerate(kernel.operands) if slot in shared]
-            index = {label: indices(runs) for label, runs in kernel.index}
-            target = arrays[kernel.target.name]
-            folds.append(ChunkedFold(kernel.einsum, operands, target, index, sources))
+            folds.append(chunked_fold(kernel, arrays, shared))
         if self.threads > 1 or not all(fold.is_possible for fold in folds):
             return None
         together = MapAndFolds([], folds)
 
         def compute(arrays: Arrays) -> int:
-            used = []
-            for kernel in step.kernels:
-                operands = [arrays[slot.name] for slot in kernel.operands]
-                used.append((operands, arrays[kernel.target.name]))
-            together.compute([], used)
+            together.compute(arrays)
             return 0
 
         return compute

@@ -3,7 +3,7 @@ once for all calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -22,7 +22,7 @@ from einmpi.kernels.cpu.row_updates import (
     find_row_update,
     prepare_factor,
 )
-from einmpi.kernels.halo_parts import HaloPart, split_at_halos, view_operands
+from einmpi.kernels.halo_parts import HaloPart, is_exact, split_at_halos, view_operands
 from einmpi.kernels.index_sets import Part, split_index_sets
 from einmpi.kernels.prepared import (
     NumpyCall,
@@ -175,7 +175,7 @@ def prepare_stencil(step: Compute, arrays: Arrays, options: KernelOptions) -> Co
         together = _prepare_together(step, parts, arrays, options)
         if together is not None:
             return together
-    calls = [_prepare_part(step, part, operands, target, options).compute for part in parts]
+    calls = [_prepare_part(step, part, operands, target, options) for part in parts]
     folds = []
     for fold in fold_kernels:
         fold_operands = [arrays[slot.name] for slot in fold.operands]
@@ -199,7 +199,8 @@ def _prepare_together(
 ) -> ComputeCall | None:
     """Prepare map and folds in turns; None if they are better computed one after another.
 
-    Thin parts of the map are computed first. Several threads share each part, one after another.
+    Thin parts of the map are computed first, by numpy, unless it is worth while to compile them and
+    no bit depends on it. Several threads share each part, one after another.
     """
     if options.threads > 1:
         return None
@@ -207,47 +208,54 @@ def _prepare_together(
     reads = map_reads(step)
     operands = [arrays[slot.name] for slot in reads]
     target = arrays[kernel.target.name]
-    label = kernel.einsum.output[0]
+    compiles_all = options.repetition > ONCE and is_exact(kernel)
     thin = []
-    large = []
     maps = []
     for halo_part in halo_parts:
-        part = _prepare_part(step, halo_part, operands, target, options)
-        if halo_part.part.einsum.calls() * MIN_PARTS_OF_A_THIN_PART <= target.size:
-            thin.append(part)
-            continue
-        einsum, views, out = _views_of_part(step, halo_part, operands, target)
-        first, _ = dict(halo_part.part.positions).get(label, (0, 0))
-        rows = MapRows(einsum, views, out, _label_values(halo_part, einsum), first)
-        if not rows.is_possible:
+        is_thin = halo_part.part.einsum.calls() * MIN_PARTS_OF_A_THIN_PART <= target.size
+        rows = None
+        if not is_thin or compiles_all:
+            rows = _rows_of_part(step, halo_part, arrays)
+        if rows is not None and rows.is_possible:
+            maps.append(rows)
+        elif is_thin:
+            thin.append(_prepare_part(step, halo_part, operands, target, options))
+        else:
             return None
-        large.append(part)
-        maps.append(rows)
-    folds = []
-    for fold in fold_kernels:
-        fold_operands = [arrays[slot.name] for slot in fold.operands]
-        sources = [k for k, slot in enumerate(fold.operands) if slot == kernel.target]
-        index = {name: indices(runs) for name, runs in fold.index}
-        prepared = ChunkedFold(fold.einsum, fold_operands, arrays[fold.target.name], index, sources)
-        if not prepared.is_possible:
-            return None
-        folds.append(prepared)
+    folds = [chunked_fold(fold, arrays, [kernel.target]) for fold in fold_kernels]
+    if not all(fold.is_possible for fold in folds):
+        return None
     together = MapAndFolds(maps, folds)
 
     def compute(arrays: Arrays) -> int:
         operands = [arrays[slot.name] for slot in reads]
         target = arrays[kernel.target.name]
-        for part in thin:
-            part.compute(operands, target)
-        part_arrays = [part.views(operands, target) for part in large]
-        fold_arrays = []
-        for fold in fold_kernels:
-            fold_operands = [arrays[slot.name] for slot in fold.operands]
-            fold_arrays.append((fold_operands, arrays[fold.target.name]))
-        together.compute(part_arrays, fold_arrays)
+        for compute_part in thin:
+            compute_part(operands, target)
+        together.compute(arrays)
         return 0
 
     return compute
+
+
+def _rows_of_part(step: Compute, halo_part: HaloPart, arrays: Arrays) -> MapRows:
+    """Prepare a part of a fused stencil of which some rows are computed at a time."""
+    kernel = step.kernels[0]
+    target = kernel.target.name, arrays[kernel.target.name]
+    operands = [arrays[slot.name] for slot in map_reads(step)]
+    einsum, views, out = _views_of_part(step, halo_part, operands, target[1])
+    first, _ = dict(halo_part.part.positions).get(kernel.einsum.output[0], (0, 0))
+    given = [(slot.name, arrays[slot.name]) for slot in halo_part.slots]
+    return MapRows(einsum, views, out, _label_values(halo_part, einsum), given, target, first)
+
+
+def chunked_fold(kernel: Kernel, arrays: Arrays, of: Collection[Slot]) -> ChunkedFold:
+    """Prepare an aggregate of some slots that is computed in chunks."""
+    given = [(slot.name, arrays[slot.name]) for slot in kernel.operands]
+    target = kernel.target.name, arrays[kernel.target.name]
+    index = {label: indices(runs) for label, runs in kernel.index}
+    sources = [k for k, slot in enumerate(kernel.operands) if slot in of]
+    return ChunkedFold(kernel.einsum, given, target, index, sources)
 
 
 def map_reads(step: Compute) -> list[Slot]:
@@ -257,13 +265,6 @@ def map_reads(step: Compute) -> list[Slot]:
     for block in step.halos:
         found.update(dict.fromkeys(block.sources))
     return list(found)
-
-
-class _PreparedPart(NamedTuple):
-    """A part of a fused stencil: a function that computes it, and one that makes its views."""
-
-    compute: PreparedCall
-    views: Callable[[Sequence[HostArray], HostArray], tuple[list[HostArray], HostArray]]
 
 
 def _label_values(halo_part: HaloPart, einsum: EinSum) -> dict[str, HostArray]:
@@ -278,7 +279,7 @@ def _prepare_part(
     operands: Sequence[HostArray],
     target: HostArray,
     options: KernelOptions,
-) -> _PreparedPart:
+) -> PreparedCall:
     """Prepare a part of a fused stencil for the arrays that its map reads and writes."""
     einsum, views, out = _views_of_part(step, halo_part, operands, target)
     index = _label_values(halo_part, einsum)
@@ -301,18 +302,15 @@ def _prepare_part(
             makers.append((position, make_view))
     make_out = view_maker(target, out)
 
-    def make_views(
-        operands: Sequence[HostArray], target: HostArray
-    ) -> tuple[list[HostArray], HostArray]:
+    def compute_part(operands: Sequence[HostArray], target: HostArray) -> None:
         if make_out is None or len(makers) < len(views):
             _, again, out = _views_of_part(step, halo_part, operands, target)
-            return again, out
-        return [make_view(operands[position]) for position, make_view in makers], make_out(target)
+            compute(again, out)
+            return
+        made = [make_view(operands[position]) for position, make_view in makers]
+        compute(made, make_out(target))
 
-    def compute_part(operands: Sequence[HostArray], target: HostArray) -> None:
-        compute(*make_views(operands, target))
-
-    return _PreparedPart(compute_part, make_views)
+    return compute_part
 
 
 def _views_of_part(

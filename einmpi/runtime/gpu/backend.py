@@ -332,12 +332,15 @@ class CupyBackend:
             for place in both:
                 if not all(isinstance(side, slice) for side in place):
                     capture.need_host()
-                    place = tuple(
-                        side if isinstance(side, slice) else self.cupy.asarray(side)
-                        for side in place
-                    )
+                    place = tuple(map(self._side_on_device, place))
                 places.append(place)
             yield places
+
+    def _side_on_device(self, side: Any) -> Any:
+        """Return a slice, or a list of positions on the GPU; what is listed for a step stays."""
+        if isinstance(side, slice):
+            return side
+        return self.calls.get(side, "on the GPU", lambda: self.cupy.asarray(side))
 
     # ---- kernels --------------------------------------------------------------------------------
 

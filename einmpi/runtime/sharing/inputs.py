@@ -40,7 +40,7 @@ def find_shared_inputs(schedule: Schedule, nodes: Sequence[int]) -> dict[str, Sh
     """
     found = {}
     for _, step in numbered(schedule.lowered_steps, Load):
-        if not step.kept or step.overwritten:
+        if not step.kept or step.overwritten or step.numbers is not None:
             continue
         layout = step.layout
         mesh = layout.mesh

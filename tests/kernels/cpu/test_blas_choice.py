@@ -507,6 +507,7 @@ def test_a_run_with_another_library(openblas, tmp_path):
     assert json.loads(report.read_text())["blas"] == f"openblas {openblas.version}"
 
 
+@pytest.mark.slow
 def test_ranks_with_different_libraries(openblas):
     program = """
 import os

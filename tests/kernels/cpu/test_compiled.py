@@ -149,7 +149,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout):
     laid_out = LAYOUTS[layout]
@@ -195,7 +195,7 @@ INDICES = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INDICES)
 def test_labels_as_numbers(kind):
     """Values of labels that follow one another are counted, others are read."""
@@ -519,7 +519,7 @@ def exact(values):
     return [float(sum(map(Fraction, row))) for row in values.astype("float64").tolist()]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("text", ["Z[i] = sum(A[i,j])", "Z[j] = sum(A[i,j])"])
 def test_sums_keep_their_digits(dtype, text):

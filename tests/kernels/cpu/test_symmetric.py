@@ -39,6 +39,7 @@ def counted_calls(monkeypatch):
     return counts
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", PROGRAMS)
 @pytest.mark.parametrize("n", [N, 257, 1024])
 def test_half_of_the_work_gives_the_same_values(monkeypatch, text, n):
@@ -71,6 +72,7 @@ def test_a_prepared_call_looks_at_which_arrays_are_the_same():
             np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.slow
 def test_labels_with_other_indices_are_not_swapped():
     x = np.random.default_rng(0).standard_normal((N, 40))
     einsum = einsum_of("Z[i,k] = sum(abs(i - k) * X[i,j] * X[k,j] + X[k,j] * X[i,j])", X=x)

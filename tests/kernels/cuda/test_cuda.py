@@ -93,6 +93,7 @@ def test_every_name_and_size(cupy, name):
         check_named(cupy, name, size)
 
 
+@pytest.mark.slow
 def test_row_writes(cupy):
     check_all_row_writes(cupy, ["u == at[b]", "u == (at[b] + 1) % 4", "u == shift"])
 
@@ -199,6 +200,7 @@ def test_scattered_shares(cupy):
     check_scattered_shares(cupy)
 
 
+@pytest.mark.slow
 def test_gathers_and_labels(cupy):
     check_gathers(cupy)
 
@@ -278,6 +280,7 @@ def test_nothing_to_aggregate(cupy):
     assert compute(cupy, einsum, kind, operands).shape == (0,)
 
 
+@pytest.mark.slow
 def test_integers_at_the_ends_of_their_range(cupy):
     """Floats outside the range, negative powers, and products that wrap before they are widened."""
     floats = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 3.75, -3.75])
@@ -336,6 +339,7 @@ def operations_agree(cases):
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(text[:700] for text in wrong[:12])
 
 
+@pytest.mark.slow
 def test_operations_with_equal_dtypes():
     operations_agree(list(operations(mixed=False)))
 
@@ -345,6 +349,29 @@ def test_every_operation_in_every_dtype():
     cases = list(operations())
     for start in range(0, len(cases), 200):
         operations_agree(cases[start : start + 200])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    "integer", ["Wq[o,i]", "(Wp[o,i//2] >> 4*(i%2) & 15) - 8", "(Wp[o,i//2] << 1 ^ 3) & 15"]
+)
+def test_quantised_weights(cupy, integer, dtype):
+    rng = np.random.default_rng(3)
+    arrays = {
+        "Wq": rng.integers(-127, 128, (40, 128), dtype="int8"),
+        "Wp": rng.integers(0, 256, (40, 64), dtype="uint8"),
+        "scale": rng.random((40, 2)).astype(dtype),
+        "x": rng.standard_normal((3, 128)).astype(dtype),
+    }
+    del arrays["Wp" if "Wq" in integer else "Wq"]
+    text = f"y[b,o] = sum({dtype}({integer}) * scale[o,i//64] * x[b,i])"
+    einsum, kind, operands = vertex(text, arrays)  # one vertex: there is no large matrix
+    exact = [array if array.dtype.kind in "iu" else array.astype(float) for array in operands]
+    plain, wide, _ = vertex(text.replace(dtype, "float64"), dict(zip(arrays, exact, strict=True)))
+    wanted = reference.evaluate_einsum(plain, exact, wide)
+    tolerance = 2e-3 if dtype == "float16" else 1e-5
+    found = compute(cupy, einsum, kind, operands).astype(float)
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * abs(wanted).max())
 
 
 # ---- texts --------------------------------------------------------------------------------------

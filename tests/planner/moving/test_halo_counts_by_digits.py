@@ -37,9 +37,20 @@ PROGRAMS = {
     ),
     "corners": ("V[i:5,j:5] = u[i,j+1] + u[i+1,j] + u[i,j]", (6, 6)),
     "no middle": ("V[i:5,j:5] = u[i,j+1] + u[i+1,j]", (6, 6)),
+    "short label": ("V[i,j:5] = u[i,j+1] + u[i,j]", (6, 6)),
+    "short label of a star": ("V[i,j:5,k:5] = u[i,j+1,k] + u[i,j,k+1] + u[i,j,k]", (6, 6, 6)),
     "cube": ("V[i,j,k] = where(i>0, u[i-1,j,k], 0) + u[i,(j+1)%4,k] + u[i,j,(k+3)%4]", (4, 4, 4)),
 }
-STARS = {"stencil", "periodic", "star", "wide star", "corners", "no middle", "cube"}
+STARS = {
+    "stencil",
+    "periodic",
+    "star",
+    "wide star",
+    "corners",
+    "no middle",
+    "cube",
+    "short label of a star",
+}
 
 
 def _indices(runs):
@@ -114,9 +125,11 @@ def _read_and_not_there(mesh, needed, cuts, state):
 
 def _needed(name) -> Needed:
     text, shape = PROGRAMS[name]
-    vertex = einmpi.program(text, u=shape).graph["V"]
-    needed = needed_of(vertex, "u", shape)
+    graph = einmpi.program(text, u=shape).graph
+    needed = needed_of(graph, graph["V"], "u")
     assert needed is not None
+    if name.startswith("short"):  # in programs, a slice would be a vertex before it
+        needed = replace(needed, extents=(("i", 4), *needed.extents[1:]))
     return needed
 
 
@@ -127,7 +140,7 @@ def _label_state(needed, state):
     return named(state, [label for label, _ in needed.extents])
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", [(), (0, REVERSED), (1, 0)], ids=str)
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -163,7 +176,8 @@ def test_words_are_those_rank_by_rank(name, mesh, order):
 def test_corners_do_not_move_where_blocks_are_alike():
     """Each of 4 × 4 blocks fetches rows and columns only."""
     text = "V[i:8,j:8] = u[(i+1)%8,j] + u[(i+7)%8,j] + u[i,(j+1)%8] + u[i,(j+7)%8]"
-    needed = needed_of(einmpi.program(text, u=(8, 8)).graph["V"], "u", (8, 8))
+    graph = einmpi.program(text, u=(8, 8)).graph
+    needed = needed_of(graph, graph["V"], "u")
     needed = replace(needed, orders=(0, REVERSED), label_orders=(0, REVERSED))
     mesh = Mesh(16)
     blocks = (0, 0, 1, 1)
@@ -185,11 +199,13 @@ def _choices(mesh, extents):
             yield row
 
 
+@pytest.mark.slow
 def test_halos_of_many_ranks_are_counted_at_once():
     """Each rank but the first fetches the row before its own."""
     n, ranks = 2**14, 2**14
     text = "V[i,j] = where(i>0, u[i-1,j], 0) + where(j<n-1, u[i,j+1], 0)"
-    needed = needed_of(einmpi.program(text, n=n, u=(n, n)).graph["V"], "u", (n, n))
+    graph = einmpi.program(text, n=n, u=(n, n)).graph
+    needed = needed_of(graph, graph["V"], "u")
     mesh = Mesh(ranks)
     rows_only = (0,) * len(mesh.factors)
     assert halo_words_of_plan(mesh, needed, rows_only, rows_only) == ((ranks - 1) * n, 0)

@@ -56,6 +56,7 @@ def test_layers_that_are_cut_alike_are_one_line(plan):
     assert explain(plan, full=True).count(" ← ") == len(plan.graph.computed)
 
 
+@pytest.mark.slow
 def test_the_first_layer_is_shown_whole(plan):
     folded = folded_vertices(plan)
     vertices_of_a_layer = len(plan.graph.computed) // LAYERS

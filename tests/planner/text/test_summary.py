@@ -261,6 +261,7 @@ def test_parts_of_different_length_are_told():
     assert "balance" not in dict(in_words(einmpi.plan(job, 1)))
 
 
+@pytest.mark.slow
 def test_a_thousand_vertices_are_told_in_few_words():
     text, shapes, _ = llama_program(NAMED["7B"], 8, 1024, 48)
     plan = make_plan(einmpi.program(text, dtype="float32", **shapes).graph, 8)
