@@ -51,7 +51,7 @@ def find_npy(file: str, _: str, place: str) -> Dataset:
         with open(file, "rb") as opened:
             header = sha256(opened.read(offset)).hexdigest()
     except Exception as error:  # the header is parsed as Python text, so anything may be raised
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = str(error) or type(error).__name__
         raise InputError(
             place or file, f"{file} cannot be read as .npy: {reason}", "an array of numbers"
         ) from None
@@ -205,8 +205,7 @@ def open_tensor(dataset: Dataset) -> Reader:
 
 
 def _not_safetensors(file: str, place: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split())
-    what = f"{file} cannot be read as safetensors: {reason:.200}"
+    what = f"{file} cannot be read as safetensors: {error!s:.200}"
     return InputError(place or file, what, "an undamaged file")
 
 
@@ -316,8 +315,7 @@ def _read_index(file: str, place: str) -> tuple[FileIdentity, dict[str, str]]:
         identity = identity_from(os.stat(file))
         return identity, _read_weight_map(file, identity)
     except (ValueError, OSError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        what = f"{file} cannot be read as an index of safetensors files: {reason:.200}"
+        what = f"{file} cannot be read as an index of safetensors files: {error!s:.200}"
         raise InputError(place or file, what, "an undamaged file") from None
 
 

@@ -149,5 +149,5 @@ class NpzReader:
 
 
 def _damaged(file: str, where: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = str(error) or type(error).__name__
     return InputError(where, f"{file} cannot be read as .npz: {reason:.200}", _EXPECTED)

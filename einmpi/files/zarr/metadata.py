@@ -187,8 +187,7 @@ class Pipeline:
             try:
                 data = compressor.decode(data, most)
             except (ValueError, RuntimeError, MemoryError, EOFError, zlib.error) as error:
-                reason = " ".join(str(error).split())
-                raise ValueError(f"{compressor.name}: {reason:.200}") from None
+                raise ValueError(f"{compressor.name}: {error!s:.200}") from None
         if len(data) != self.nbytes:
             raise ValueError(f"it has {len(data)} bytes instead of {self.nbytes}")
         extents = self.chunk
@@ -278,8 +277,7 @@ def parse_content(text: bytes) -> Content:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ZarrError(f"its {METADATA_FILE} is not JSON: {reason:.200}") from None
+        raise ZarrError(f"its {METADATA_FILE} is not JSON: {error!s:.200}") from None
     if not isinstance(content, dict):
         raise ZarrError(f"its {METADATA_FILE} is not a table")
     if content.get("zarr_format") != 3:
@@ -299,8 +297,7 @@ def array_metadata(path: str, identity: FileIdentity) -> ArrayMetadata:
     except ZarrError:
         raise
     except (KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        raise ZarrError(f"its {METADATA_FILE} is incomplete or wrong: {reason:.100}") from None
+        raise ZarrError(f"its {METADATA_FILE} is incomplete or wrong: {error!s:.100}") from None
 
 
 # ---- an array -----------------------------------------------------------------------------------
