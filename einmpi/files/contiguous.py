@@ -155,7 +155,16 @@ def find_safetensors(
             f"{counted(last - first, 'byte')}, which does not match its shape",
             "an undamaged file",
         )
-    return Dataset(file, tensor, place, shape, stored, offset=start + first, header=digest)
+    return Dataset(
+        file,
+        tensor,
+        place,
+        shape,
+        stored,
+        offset=start + first,
+        sources=(SourceFile(file, identity),),
+        header=digest,
+    )
 
 
 def list_tensors(file: str, place: str, most: int) -> list[str]:
@@ -238,11 +247,9 @@ def _read_header(file: str, identity: FileIdentity) -> tuple[int, Header, str]:
             raise ValueError("its header is longer than the file")
         text = opened.read(length)
     header = json.loads(text)
-    if not isinstance(header, dict):
+    entries = header.values() if isinstance(header, dict) else [None]
+    if not all(isinstance(entry, dict) for entry in entries):
         raise ValueError("its header is not a table of tensors")
-    for entry in header.values():
-        if not isinstance(entry, dict):
-            raise ValueError("its header is not a table of tensors")
     header.pop("__metadata__", None)
     digest = sha256(length_bytes + text).hexdigest()
     return _LENGTH_BYTES + length, header, digest
@@ -270,14 +277,8 @@ def find_indexed(file: str, tensor: str, place: str) -> Dataset:
     _check_shard_name(file, tensor, shard, where)
     path = os.path.join(os.path.dirname(file), shard)
     _check_is_there(file, tensor, path, where)
-    check_file(path, place, "a safetensors file")
-    try:
-        shard_identity = identity_from(os.stat(path))
-    except OSError as error:
-        raise InputError(where, f"{path} cannot be read: {error.strerror}") from None
     found = find_safetensors(path, tensor, place)
-    sources = (SourceFile(path, shard_identity), SourceFile(file, index_identity))
-    return replace(found, sources=sources)
+    return replace(found, sources=(*found.sources, SourceFile(file, index_identity)))
 
 
 def list_indexed(file: str, place: str, most: int) -> list[str]:
@@ -345,13 +346,7 @@ def _check_shard_name(file: str, tensor: str, shard: str, where: str) -> None:
     if len(parts) > 1 and not leads_out:
         folder = os.path.dirname(file)
         leads_out = not is_inside(folder, os.path.dirname(os.path.join(folder, shard)))
-    if leads_out:
-        raise InputError(
-            where,
-            f"{file} says that {tensor} is in {shard!r:.100}",
-            "a file in the folder of the index",
-        )
-    if not shard.lower().endswith(".safetensors"):
-        raise InputError(
-            where, f"{file} says that {tensor} is in {shard!r:.100}", "a .safetensors file"
-        )
+    if leads_out or not shard.lower().endswith(".safetensors"):
+        what = f"{file} says that {tensor} is in {shard!r:.100}"
+        expected = "a file in the folder of the index" if leads_out else "a .safetensors file"
+        raise InputError(where, what, expected)

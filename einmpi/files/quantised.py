@@ -28,7 +28,6 @@ from einmpi.files.datasets import (
     RawReader,
     Reader,
     SourceFile,
-    identity_at,
     strips,
 )
 
@@ -100,16 +99,15 @@ def find_weight(file: str, tensor: str, place: str) -> Dataset:
     if not tensor.startswith("{"):
         return find_safetensors(file, tensor, place)
     recipe = _recipe(tensor)
-    sources = {}
+    sources: dict[SourceFile, None] = {}
     digest = hashlib.sha256(tensor.encode())
     for path, name in recipe.parts.values():
-        digest.update(find_safetensors(path, name, place, STORED_DTYPES).header.encode())
-        identity = identity_at(path)
-        assert identity is not None, "it has just been read"
-        sources[path] = SourceFile(path, identity)
+        part = find_safetensors(path, name, place, STORED_DTYPES)
+        digest.update(part.header.encode())
+        sources |= dict.fromkeys(part.sources)
     shape, dtype = recipe.result
     found = Dataset(file, tensor, place, shape, dtype, header=digest.hexdigest())
-    return replace(found, sources=tuple(sources.values()))
+    return replace(found, sources=tuple(sources))
 
 
 def open_weight(dataset: Dataset) -> Reader:
