@@ -13,12 +13,13 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError
+from einmpi.files.datasets import identity_from
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.rewrite import in_order, needed
@@ -176,8 +177,7 @@ _COMPLETE = re.compile(r"[0-9]{6,16}")
 Array: TypeAlias = npt.NDArray[Any]
 # What makes two jobs give the same numbers: the name of each part, and a text that must be equal.
 Identity: TypeAlias = Mapping[str, str]
-# The inode, size and time of modification of a file, which are the same on all machines.
-FileVersion: TypeAlias = tuple[int, int, int]
+FileVersion: TypeAlias = tuple[int, int, int]  # as of a FileIdentity
 # A rank that has some indices of a dimension: the digits of its axes, where the indices are in its
 # block, and where they are in the box that is read.
 Holder: TypeAlias = tuple[dict[int, int], Runs, Runs]
@@ -284,10 +284,9 @@ class Saved:
         try:
             check = 0
             with open(open_own_file(path), "rb", buffering=0) as file:
-                version = _version_of(file)
-                found = os.fstat(file.fileno()).st_size
-                if found != size:
-                    what = f"{name} has {counted(found, 'byte')} instead of {size}"
+                identity = identity_from(os.fstat(file.fileno()))
+                if identity.size != size:
+                    what = f"{name} has {counted(identity.size, 'byte')} instead of {size}"
                     raise damaged(self.path, what)
                 while piece := file.read(PIECE_BYTES):
                     check = zlib.crc32(piece, check)
@@ -297,7 +296,7 @@ class Saved:
             raise damaged(self.path, f"{name}: {error.strerror or error}") from None
         if check != expected_check:
             raise damaged(self.path, f"{name} has changed since it was written")
-        return version
+        return identity.version
 
     def mapped(self, name: str, rank: int) -> Array:
         """Map the block of a tensor in a rank's file into memory.
@@ -315,7 +314,8 @@ class Saved:
         file = file_name(rank)
         try:
             with open(open_own_file(os.path.join(self.path, file)), "rb") as opened:
-                if rank in self.versions and _version_of(opened) != self.versions[rank]:
+                version = identity_from(os.fstat(opened.fileno())).version
+                if self.versions.get(rank, version) != version:
                     raise damaged(self.path, f"{file} has changed while it was being read")
                 return np.memmap(opened, block.dtype, "r", start, shape(region))
         except UntrustedFileError as error:
@@ -326,11 +326,6 @@ class Saved:
     def fill(self, name: str, rank: int, target: Array) -> None:
         """Put a rank's block as it was, partial results included, into an array."""
         target[...] = self.mapped(name, self.blocks[name].keeper(rank)).reshape(target.shape)
-
-
-def _version_of(file: IO[bytes]) -> FileVersion:
-    status = os.fstat(file.fileno())
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class SavedTensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,7 @@ from einmpi.schedule.regions import Box
 # The identity of a file: it changes when the file is written to or another one takes its name.
 
 
-@dataclass(frozen=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """What the system says about a file. Times are in nanoseconds.
 
     `changed_ns` is set by the system alone, so it differs even if someone writes to the file and
@@ -35,6 +35,11 @@ class FileIdentity:
     size: int
     modified_ns: int
     changed_ns: int
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """The inode, size and time of modification: the same on all machines and after a boot."""
+        return self.inode, self.size, self.modified_ns
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,7 @@ class SourceFile:
 def identity_from(status: os.stat_result) -> FileIdentity:
     """Return the identity of the file that os.stat or os.fstat has looked at."""
     return FileIdentity(
-        device=status.st_dev,
-        inode=status.st_ino,
-        size=status.st_size,
-        modified_ns=status.st_mtime_ns,
-        changed_ns=status.st_ctime_ns,
+        status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     )
 
 
@@ -105,10 +106,7 @@ class Dataset:
     @property
     def stored_dtype(self) -> np.dtype[Any]:
         """Return the dtype of the file in this machine's byte order."""
-        stored = np.dtype(self.stored)
-        if stored.isnative:
-            return stored
-        return stored.newbyteorder("=")
+        return np.dtype(self.stored).newbyteorder("=")
 
     @property
     def title(self) -> str:
@@ -202,12 +200,10 @@ def strips(there: Box, target: Array, itemsize: int) -> Iterator[tuple[Box, Arra
     """
     if not target.size:
         return
-    dimension = 0
-    while dimension < target.ndim - 1 and target.shape[dimension] == 1:
-        dimension += 1
     if not target.ndim:
         yield there, target
         return
+    dimension = _dimension_to_cut(target)
     extent = target.shape[dimension]
     count = max(1, STRIP_BYTES * extent // (target.size * itemsize))
     side = there[dimension]
@@ -218,6 +214,14 @@ def strips(there: Box, target: Array, itemsize: int) -> Iterator[tuple[Box, Arra
         last = first + (part.shape[dimension] - 1) * step
         cut = slice(first, last + 1, side.step)
         yield (*there[:dimension], cut, *there[dimension + 1 :]), part
+
+
+def _dimension_to_cut(target: Array) -> int:
+    """Return the first dimension with more than one index; else the last one."""
+    dimension = 0
+    while dimension < target.ndim - 1 and target.shape[dimension] == 1:
+        dimension += 1
+    return dimension
 
 
 class RawReader:
@@ -248,7 +252,7 @@ class RawReader:
         self._read_box(there, target[place])
 
     def _read_steps(self, there: Box, out: Array) -> None:
-        """Read a box with steps: small boxes whole, of large ones one half after the other.
+        """Read a box with steps: small boxes whole, large ones strip by strip.
 
         Long rows between two that are selected are not read.
         """
@@ -256,24 +260,18 @@ class RawReader:
             return
         extents = [side.stop - side.start for side in there]
         nbytes = prod(extents) * out.itemsize
-        dimension = 0
-        while dimension < out.ndim - 1 and out.shape[dimension] == 1:
-            dimension += 1
-        step = there[dimension].step or 1
-        skips_long_rows = step > 1 and nbytes // extents[dimension] >= LONG_ROW_BYTES
-        count = out.shape[dimension]
-        if count == 1 or (nbytes <= STRIP_BYTES and not skips_long_rows):
-            covering = np.empty(extents, out.dtype)
-            self._read_box(there, covering)
-            out[...] = covering[tuple(slice(None, None, side.step) for side in there)]
+        dimension = _dimension_to_cut(out)
+        row_bytes = nbytes // extents[dimension]
+        skips_rows = (there[dimension].step or 1) > 1 and row_bytes >= LONG_ROW_BYTES
+        if out.shape[dimension] > 1 and (skips_rows or nbytes > STRIP_BYTES):
+            # So large that a strip has one row, or that all it covers fits into a strip.
+            itemsize = STRIP_BYTES if skips_rows else -(-nbytes // out.size)
+            for box, part in strips(there, out, itemsize):
+                self._read_steps(box, part)
             return
-        middle = there[dimension].start + count // 2 * step
-        for half, part in (
-            (slice(there[dimension].start, middle - step + 1, step), slice(0, count // 2)),
-            (slice(middle, there[dimension].stop, step), slice(count // 2, count)),
-        ):
-            box = (*there[:dimension], half, *there[dimension + 1 :])
-            self._read_steps(box, out[(slice(None),) * dimension + (part,)])
+        covering = np.empty(extents, out.dtype)
+        self._read_box(there, covering)
+        out[...] = covering[tuple(slice(None, None, side.step) for side in there)]
 
     def _read_box(self, there: Box, out: Array) -> None:
         """Read run by run, without steps.
@@ -350,11 +348,8 @@ class StackReader:
         place: Any = (*here, ...)
         numbers = range(len(self.members))[there[0]]
         for part, number in zip(target[place], numbers, strict=True):
-            reader = RawReader(self.members[number])
-            try:
+            with closing(RawReader(self.members[number])) as reader:
                 reader.read(there[1:], part, (slice(None),) * part.ndim)
-            finally:
-                reader.close()
 
 
 # ---- files that stay as they are ----------------------------------------------------------------

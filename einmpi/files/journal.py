@@ -38,9 +38,7 @@ _WAIT_SECONDS = 5.0  # for a living run to finish its renames before one of its 
 _LOOK_SECONDS = 0.02
 UNFINISHED = "a killed run has replaced only some of its output files, and the rest fails"
 
-# The inode, size and time of modification of a file: the part of its identity that is the same
-# after the next boot, when devices get other numbers.
-Version: TypeAlias = tuple[int, int, int]
+Version: TypeAlias = tuple[int, int, int]  # as of a FileIdentity
 
 
 @dataclass(frozen=True)
@@ -283,9 +281,7 @@ def _journal_path(target: str) -> str:
 
 def version_of(path: str) -> Version | None:
     found = identity_at(path)
-    if found is None:
-        return None
-    return found.inode, found.size, found.modified_ns
+    return None if found is None else found.version
 
 
 def _is_own_file(path: str, inode: int) -> bool:
@@ -423,7 +419,7 @@ def _is_unchanged(draft: Draft) -> bool:
     now = identity_at(draft.target)
     if now is None or draft.replaced is None:
         return now is draft.replaced
-    return replace(now, changed_ns=draft.replaced.changed_ns) == draft.replaced
+    return now._replace(changed_ns=draft.replaced.changed_ns) == draft.replaced
 
 
 def _undo(journal: Journal, drafts: Sequence[Draft]) -> str:
