@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shutil
 import time
 import zlib
@@ -17,15 +16,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.checkpoint.load import (
     FORMAT,
     MANIFEST,
     PIECE_BYTES,
+    Array,
     Block,
     Contents,
     FileVersion,
@@ -41,7 +40,7 @@ from einmpi.checkpoint.load import (
 from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError, Stopped, failure
-from einmpi.files.atomic import acquire_lock
+from einmpi.files.atomic import acquire_lock, flush_path, new_token
 from einmpi.files.claims import Claim, claimed
 from einmpi.files.datasets import Dataset, SourceFile
 from einmpi.files.formats import find
@@ -59,10 +58,6 @@ from einmpi.version import __version__
 _HIDDEN = re.compile(r"\.[0-9]{6,16}\.[0-9a-f]{16}\.part")
 _CLAIMED_NAME = "checkpoint"  # the folder's lock is that of a file with this name in it
 SAVE = "save"  # what a rank may ask for; otherwise it is the name of a signal
-
-Array: TypeAlias = npt.NDArray[Any]
-# Returns the blocks of a rank, None for those that it does not have.
-FindArrays: TypeAlias = Callable[[], list[Array | None]]
 
 
 def claim_folder(folder: str, comm: Comm) -> AbstractContextManager[Claim]:
@@ -133,19 +128,16 @@ class CheckpointFolder:
 
     def _find(self) -> None:
         """Look for the newest checkpoint; raise an error on all ranks if it cannot be used."""
-        name = ""
-        manifest = ""
 
-        def look() -> None:
-            nonlocal name, manifest
+        def look() -> str:
             name = self._newest()
+            manifest = ""
             if name:
                 manifest = read_manifest(self._path(name))
                 parse_manifest(self._path(name), manifest, self.contents, self.identity)
+            return f"{new_token()} {name} {manifest}"
 
-        on_first_rank(self.comm, look)
-        found = self.comm.allgather_text(json.dumps([name, manifest]))[0]
-        name, manifest = json.loads(found)
+        self.token, name, manifest = on_first_rank(self.comm, look).split(" ", 2)
         if name:
             self.saved = parse_manifest(self._path(name), manifest, self.contents)
             self.saved = replace(self.saved, versions=self._check_files(self.saved))
@@ -180,22 +172,13 @@ class CheckpointFolder:
 
         Raise an error on all ranks if one is damaged.
         """
-        own_problem = ""
-        own_versions = []
-        try:
-            for rank in range(self.comm.rank, len(saved.files), self.comm.size):
-                version = saved.check_file(rank)
-                if version is not None:
-                    own_versions.append((rank, version))
-        except InputError as error:
-            own_problem = str(error)
+        own_ranks = range(self.comm.rank, len(saved.files), self.comm.size)
+        own = together(self.comm, lambda: [(rank, saved.check_file(rank)) for rank in own_ranks])
         versions: dict[int, FileVersion] = {}
-        for text in self.comm.allgather_text(json.dumps([own_problem, own_versions])):
-            problem, found = json.loads(text)
-            if problem:
-                raise failure(problem, InputError.status)
-            for rank, (inode, size, modified_ns) in found:
-                versions[rank] = (inode, size, modified_ns)
+        for text in self.comm.allgather_text(json.dumps(own)):
+            for rank, version in json.loads(text):
+                if version is not None:
+                    versions[rank] = tuple(version)
         return versions
 
     # ---- when to save ---------------------------------------------------------------------------
@@ -229,17 +212,20 @@ class CheckpointFolder:
 
     # ---- saving ---------------------------------------------------------------------------------
 
-    def write(self, done: int, blocks: Sequence[Block], find_arrays: FindArrays) -> str:
+    def write(self, done: int, blocks: Sequence[Block], arrays: Sequence[Array | None]) -> str:
         """Write a checkpoint; return what failed, or "".
 
-        `find_arrays` returns this rank's blocks in host memory. A run does not end because a
-        checkpoint cannot be written.
+        `arrays` are this rank's blocks in host memory, None for those that it does not have. A run
+        does not end because a checkpoint cannot be written.
         """
         activity_writer(self.comm.rank)(f"saving a checkpoint after {self.contents.place(done)}")
-        draft, problem = self._make_draft(done)
+        draft = self._hidden(f"{done:06d}")
+        problem = ""
+        if self.comm.rank == 0:
+            _, problem = _attempt(lambda: os.mkdir(draft, OWN_FOLDER_MODE))
+        problem = self.comm.allgather_text(problem)[0]
         if problem:
             return problem
-        arrays = find_arrays()
         written = _attempt(lambda: _write_blocks(draft, blocks, arrays, self.comm.rank))
         texts = self.comm.allgather_text(json.dumps(written))
         if self.comm.rank == 0:
@@ -257,15 +243,6 @@ class CheckpointFolder:
         if not problem:
             self.count += 1
         return problem
-
-    def _make_draft(self, done: int) -> tuple[str, str]:
-        """Make the folder to fill on rank 0; return its path and what failed, on all ranks."""
-        draft = self._path(f".{done:06d}.{secrets.token_hex(8)}.part")
-        problem = ""
-        if self.comm.rank == 0:
-            _, problem = _attempt(lambda: os.mkdir(draft, OWN_FOLDER_MODE))
-        draft, problem = json.loads(self.comm.allgather_text(json.dumps([draft, problem]))[0])
-        return draft, problem
 
     def _manifest(self, done: int, blocks: Sequence[Block], files: Sequence[Any]) -> dict[str, Any]:
         mesh = blocks[0].layout.mesh
@@ -302,12 +279,12 @@ class CheckpointFolder:
             json.dump({**manifest, "checksum": checksum(manifest)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(draft)
+        flush_path(draft)
         # If another rank has given the folder up, it may belong to another run now.
         claim = self.saving.claim
         with nullcontext() if claim is None else claim.publishing():
             os.rename(draft, self._path(f"{done:06d}"))
-            _sync_folder(self.folder)
+            flush_path(self.folder)
             self._discard(complete(self.folder)[:-1])
 
     def remove(self) -> None:
@@ -333,14 +310,17 @@ class CheckpointFolder:
     def _discard(self, names: Sequence[str]) -> None:
         """Remove checkpoints. Each loses its name first: one removed halfway is no checkpoint."""
         for name in names:
-            hidden = self._path(f".{name}.{secrets.token_hex(8)}.part")
-            os.rename(self._path(name), hidden)
-            shutil.rmtree(hidden, ignore_errors=True)
+            os.rename(self._path(name), self._hidden(name))
+            shutil.rmtree(self._hidden(name), ignore_errors=True)
 
     # ---- texts ----------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
+
+    def _hidden(self, name: str) -> str:
+        """Return the path of a checkpoint before it is complete, and while it is removed."""
+        return self._path(f".{name}.{self.token}.part")
 
     def _report(self, text: str, problem: bool = False) -> None:
         """Print a line to standard error on rank 0."""
@@ -395,14 +375,6 @@ def _pieces(gap_bytes: int, array: Array) -> Iterator[memoryview]:
 def _write_all(file: BinaryIO, piece: memoryview) -> None:
     while piece:  # a call may write less than it is given
         piece = piece[file.write(piece) :]
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---- what makes another run give the same numbers ------------------------------------------------

@@ -6,14 +6,14 @@ the layouts and the rank, so the manifest has only the size and checksum of each
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,9 @@ from einmpi.planner.make_plan import MAX_RANKS
 from einmpi.planner.mesh import REVERSED, Mesh
 from einmpi.process.environment import UntrustedFileError, open_own_file
 from einmpi.runtime.host_memory import ALIGNMENT
-from einmpi.schedule.layout import PARTIAL, Layout
-from einmpi.schedule.regions import Box, Runs, boxes, elements, intersect, locate, shape
+from einmpi.schedule.layout import PARTIAL, Layout, axes_that_cut, digits_along, rank_of
+from einmpi.schedule.regions import Box, elements, locate, paired_boxes, shape
+from einmpi.schedule.shared_reads import holders_of_copy
 from einmpi.units import counted
 from einmpi.version import __version__
 
@@ -178,9 +179,6 @@ Array: TypeAlias = npt.NDArray[Any]
 # What makes two jobs give the same numbers: the name of each part, and a text that must be equal.
 Identity: TypeAlias = Mapping[str, str]
 FileVersion: TypeAlias = tuple[int, int, int]  # as of a FileIdentity
-# A rank that has some indices of a dimension: the digits of its axes, where the indices are in its
-# block, and where they are in the box that is read.
-Holder: TypeAlias = tuple[dict[int, int], Runs, Runs]
 
 
 @dataclass(frozen=True)
@@ -204,14 +202,6 @@ class Block:
         for digit, cut in zip(self.layout.mesh.digits(rank), self.layout.cuts, strict=True):
             digits.append(0 if cut is None else digit)
         return rank_of(self.layout.mesh, digits)
-
-
-def rank_of(mesh: Mesh, digits: Sequence[int]) -> int:
-    """Return the rank with these digits on the axes of a mesh."""
-    rank = 0
-    for digit, factor in zip(digits, mesh.factors, strict=True):
-        rank = rank * factor + digit
-    return rank
 
 
 def places(blocks: Sequence[Block], rank: int) -> Iterator[tuple[int, int]]:
@@ -247,9 +237,17 @@ def damaged(path: str, what: str) -> InputError:
     return InputError(path, f"the checkpoint is damaged: {what}", hint=REMOVE_HINT)
 
 
-def _untrusted(path: str, name: str, error: UntrustedFileError) -> InputError:
-    """Return the error for a file of a checkpoint that other users could have written."""
-    return InputError(f"{path}/{name}", str(error), "a file of yours that only you can write to")
+@contextmanager
+def _opened(path: str, name: str) -> Iterator[IO[bytes]]:
+    """Open a file of a checkpoint; refuse one that other users could have written."""
+    try:
+        with open(open_own_file(os.path.join(path, name)), "rb", buffering=0) as file:
+            yield file
+    except UntrustedFileError as error:
+        expected = "a file of yours that only you can write to"
+        raise InputError(f"{path}/{name}", str(error), expected) from None
+    except OSError as error:
+        raise damaged(path, f"{name}: {error.strerror or error}") from None
 
 
 # ---- a checkpoint -------------------------------------------------------------------------------
@@ -277,23 +275,17 @@ class Saved:
         CRC-32 finds what disks and copies do to files, and is as fast as a disk.
         """
         name = file_name(rank)
-        path = os.path.join(self.path, name)
         size, expected_check = self.files[rank]
         if not size:
             return None
-        try:
-            check = 0
-            with open(open_own_file(path), "rb", buffering=0) as file:
-                identity = identity_from(os.fstat(file.fileno()))
-                if identity.size != size:
-                    what = f"{name} has {counted(identity.size, 'byte')} instead of {size}"
-                    raise damaged(self.path, what)
-                while piece := file.read(PIECE_BYTES):
-                    check = zlib.crc32(piece, check)
-        except UntrustedFileError as error:
-            raise _untrusted(self.path, name, error) from None
-        except OSError as error:
-            raise damaged(self.path, f"{name}: {error.strerror or error}") from None
+        check = 0
+        with _opened(self.path, name) as file:
+            identity = identity_from(os.fstat(file.fileno()))
+            if identity.size != size:
+                what = f"{name} has {counted(identity.size, 'byte')} instead of {size}"
+                raise damaged(self.path, what)
+            while piece := file.read(PIECE_BYTES):
+                check = zlib.crc32(piece, check)
         if check != expected_check:
             raise damaged(self.path, f"{name} has changed since it was written")
         return identity.version
@@ -311,17 +303,11 @@ class Saved:
         assert region is not None
         if not count:
             return np.empty(shape(region), block.dtype)
-        file = file_name(rank)
-        try:
-            with open(open_own_file(os.path.join(self.path, file)), "rb") as opened:
-                version = identity_from(os.fstat(opened.fileno())).version
-                if self.versions.get(rank, version) != version:
-                    raise damaged(self.path, f"{file} has changed while it was being read")
-                return np.memmap(opened, block.dtype, "r", start, shape(region))
-        except UntrustedFileError as error:
-            raise _untrusted(self.path, file, error) from None
-        except OSError as error:
-            raise damaged(self.path, f"{file}: {error.strerror or error}") from None
+        with _opened(self.path, file_name(rank)) as file:
+            version = identity_from(os.fstat(file.fileno())).version
+            if self.versions.get(rank, version) != version:
+                raise damaged(self.path, f"{file_name(rank)} has changed while it was being read")
+            return np.memmap(file, block.dtype, "r", start, shape(region))
 
     def fill(self, name: str, rank: int, target: Array) -> None:
         """Put a rank's block as it was, partial results included, into an array."""
@@ -338,61 +324,28 @@ class SavedTensor:
         self.block = saved.blocks[name]
         self.shape = bound
         self.dtype = np.dtype(self.block.dtype)
-        self.aggregation = aggregation
+        self.combine: Any = aggregation and AGGREGATIONS[aggregation].combine
 
     def __getitem__(self, box: Box) -> Array:
         layout = self.block.layout
-        mesh = layout.mesh
-        wanted: list[Runs] = [((0, 1),)]
-        if box:
-            wanted = [((side.start, side.stop),) for side in box]
-        found = np.empty([runs[0][1] - runs[0][0] for runs in wanted], self.dtype)
-        choices = [self._holders(dimension, runs) for dimension, runs in enumerate(wanted)]
-        partial = [axis for axis, cut in enumerate(layout.cuts) if cut == PARTIAL]
-        partial_digits = itertools.product(*(range(mesh.factors[axis]) for axis in partial))
+        bounds = [(side.start, side.stop) for side in box] or [(0, 1)]
+        found = np.empty([stop - start for start, stop in bounds], self.dtype)
+        partial = axes_that_cut(layout.cuts, PARTIAL)
         # Partial results come in the order of their ranks, so that every reader combines them in
         # the same order.
-        for number, digits in enumerate(partial_digits):
-            for holders in itertools.product(*choices):
-                digit_of_axis = dict(zip(partial, digits, strict=True))
-                for axis_digits, _, _ in holders:
-                    digit_of_axis.update(axis_digits)
-                rank = rank_of(mesh, _all_digits(mesh, digit_of_axis))
+        for number, digits in enumerate(digits_along(layout.mesh, partial, layout.mesh.digits(0))):
+            first = rank_of(layout.mesh, digits)
+            for rank, region in holders_of_copy(layout, tuple(bounds), first):
                 block = self.saved.mapped(self.block.name, rank)
-                in_block = tuple(runs for _, runs, _ in holders)
-                in_box = tuple(runs for _, _, runs in holders)
-                for there, here in boxes(in_block, in_box):
+                in_block = tuple(map(locate, region, layout.block(rank) or ()))
+                in_box = tuple(map(locate, region, [(side,) for side in bounds]))
+                for there, here in paired_boxes(in_block, in_box):
                     values = block[there]
                     if number:
-                        values = self._combined(found[here], values)
+                        with np.errstate(all="ignore"):
+                            values = self.combine(found[here], values)
                     found[here] = values
         return found if box else found.reshape(())
-
-    def _holders(self, dimension: int, wanted: Runs) -> list[Holder]:
-        """Return the ranks that have some of the wanted indices of a dimension."""
-        layout = self.block.layout
-        mesh = layout.mesh
-        axes = layout.axes_of(dimension)
-        holders: list[Holder] = []
-        for digits in itertools.product(*(range(mesh.factors[axis]) for axis in axes)):
-            digit_of_axis = dict(zip(axes, digits, strict=True))
-            own = layout.runs(dimension, _all_digits(mesh, digit_of_axis))
-            # Run by run: two runs that are adjacent in the block may be apart in the box.
-            for run in intersect(own, wanted):
-                holders.append((digit_of_axis, locate((run,), own), locate((run,), wanted)))
-        return holders
-
-    def _combined(self, first: Array, second: Array) -> Array:
-        assert self.aggregation is not None
-        combine = AGGREGATIONS[self.aggregation].combine
-        with np.errstate(all="ignore"):
-            combined: Array = combine(first, second)
-        return combined
-
-
-def _all_digits(mesh: Mesh, digit_of_axis: Mapping[int, int]) -> list[int]:
-    """Return the digits on all axes of a mesh, 0 for those that are not given."""
-    return [digit_of_axis.get(axis, 0) for axis in range(len(mesh.factors))]
 
 
 # ---- the manifest -------------------------------------------------------------------------------
@@ -401,12 +354,8 @@ def _all_digits(mesh: Mesh, digit_of_axis: Mapping[int, int]) -> list[int]:
 def read_manifest(path: str) -> str:
     """Return the text of a checkpoint's manifest."""
     try:
-        with open(open_own_file(os.path.join(path, MANIFEST)), encoding="utf-8") as file:
-            return file.read()
-    except UntrustedFileError as error:
-        raise _untrusted(path, MANIFEST, error) from None
-    except OSError as error:
-        raise damaged(path, f"{MANIFEST}: {error.strerror}") from None
+        with _opened(path, MANIFEST) as file:
+            return file.read().decode()
     except UnicodeDecodeError:
         raise damaged(path, f"{MANIFEST}: it is not text") from None
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.record import block_extents
-from einmpi.checkpoint.folder import SAVE, Array, CheckpointFolder, Saving, check_inputs_stayed
+from einmpi.checkpoint.folder import SAVE, CheckpointFolder, Saving, check_inputs_stayed
 from einmpi.checkpoint.load import (
+    Array,
     Block,
     EndedLoop,
     GraphContents,
@@ -102,17 +103,11 @@ class Checkpoints(CheckpointFolder):
         """Save what is needed after the first `done` vertices; return what failed, or ""."""
         points = [self.points[name] for name in needed(self.graph, done)]
         blocks = [Block(point.vertex, point.slot.dtype, point.layout) for point in points]
-
-        def find_arrays() -> list[Array | None]:
-            arrays: list[Array | None] = []
-            for point in points:
-                array = None
-                if point.slot.name in buffers:
-                    array = buffers.backend.to_host(buffers[point.slot])
-                arrays.append(array)
-            return arrays
-
-        return self.write(done, blocks, find_arrays)
+        arrays = []
+        for point in points:
+            is_here = point.slot.name in buffers
+            arrays.append(buffers.backend.to_host(buffers[point.slot]) if is_here else None)
+        return self.write(done, blocks, arrays)
 
 
 # What to run, and the inputs that the checkpoint gives.
@@ -286,28 +281,19 @@ class LoopCheckpoints(CheckpointFolder):
         start = time.monotonic()
         blocks = []
         everywhere: tuple[Any, ...] = (None,) * len(plan.mesh.factors)
-        tensors = {**carried, **self._kept_on(plan)}
-        for name, array in tensors.items():
+        arrays: list[Array] = []
+        for name, array in {**carried, **self._kept_on(plan)}.items():
             layout = replace(array.layout, mesh=plan.mesh, bound=array.shape or (1,))
             blocks.append(Block(name, array.dtype.name, layout))
-        histories: list[Array] = []
+            arrays.append(np.ascontiguousarray(on_host(array.local)))
         for number, recorded in enumerate([*self.ended_rows, rows]):
             for name, values in recorded.items():
                 layout = Layout(plan.mesh, values.shape, everywhere)
                 blocks.append(Block(history_name(name, number), values.dtype.name, layout))
-                histories.append(values)
-
-        def find_arrays() -> list[Array | None]:
-            arrays: list[Array | None] = []
-            for array in tensors.values():
-                local = np.asarray(on_host(array.local))
-                arrays.append(np.ascontiguousarray(local))
-            arrays.extend(np.ascontiguousarray(values) for values in histories)
-            return arrays
-
+                arrays.append(np.ascontiguousarray(values))
         self.plan = plan.digest
         steps_in_all = self.contents.steps_before + done
-        problem = self.write(steps_in_all, blocks, find_arrays)
+        problem = self.write(steps_in_all, blocks, arrays)
         self.finish(steps_in_all, requests, start, problem)
 
     def _kept_on(self, plan: Plan) -> dict[str, DistArray]:

@@ -229,11 +229,16 @@ def _elements_within(region: Region, bounds: Bounds) -> int:
 
 def holders(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
     """Yield the ranks that hold elements within these bounds, each with the elements."""
-    sides = [_within(layout, dimension, *ends) for dimension, ends in enumerate(bounds)]
     for first in _first_ranks(layout):
-        for combination in itertools.product(*sides):
-            rank = first + sum(part for part, _ in combination)
-            yield rank, tuple(runs for _, runs in combination)
+        yield from holders_of_copy(layout, bounds, first)
+
+
+def holders_of_copy(layout: Layout, bounds: Bounds, first: int) -> Iterator[tuple[int, Region]]:
+    """Yield what `holders` does, for one copy of the tensor; `first` is its first rank."""
+    sides = [_within(layout, dimension, *ends) for dimension, ends in enumerate(bounds)]
+    for combination in itertools.product(*sides):
+        rank = first + sum(part for part, _ in combination)
+        yield rank, tuple(runs for _, runs in combination)
 
 
 def suits_single_ranks(layout: Layout, stored: StoredForm) -> bool:

@@ -832,9 +832,9 @@ MOMENTS = {
     "the last block": ("checkpoint", "_write_all", -1),
     "a file on its way to the disk": ("os", "fsync", 0),
     "the manifest": ("checkpoint", "checksum", 0),
-    "the folder on its way to the disk": ("checkpoint", "_sync_folder", 0),
+    "the folder on its way to the disk": ("checkpoint", "flush_path", 0),
     "the new name": ("os", "rename", 0),
-    "the folder above": ("checkpoint", "_sync_folder", 1),
+    "the folder above": ("checkpoint", "flush_path", 1),
     "the older one's name": ("os", "rename", 1),
     "the older one": ("shutil", "rmtree", 0),
 }
