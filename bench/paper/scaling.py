@@ -46,7 +46,7 @@ from einmpi.models.config import NAMED, llama_program
 from einmpi.planner.machine import read_machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import Choice, Roles, Strategy, register_strategy
-from einmpi.simulate.dry_run import rank_traces
+from einmpi.simulate.classes import classes_of, traces_of
 from einmpi.simulate.replay import read_platform
 from einmpi.simulate.simulation import Place, simulate_plan
 from einmpi.units import show_bytes
@@ -173,7 +173,8 @@ def expected_messages(point: Point) -> int:
 
     Raise InputError if the planner refuses the point.
     """
-    first = next(rank_traces(point.plan(), None, shared=True))
+    plan = point.plan()
+    first = next(traces_of(plan, next(classes_of(plan, None, shared=True))))
     return first.messages * point.ranks
 
 

@@ -3,6 +3,7 @@ the calls of the others follow from its calls by shifting digits."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,8 +25,9 @@ from einmpi.schedule.layout import PARTIAL, Cuts, axes_that_cut, ranks_along
 from einmpi.schedule.lower import arrival_layout, lower
 from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.steps import Step
-from einmpi.simulate.dry_run import KernelTimes, TraceComm, agreed_slots, dry_run
+from einmpi.simulate.dry_run import TraceComm, agreed_slots, dry_run
 from einmpi.simulate.message_rounds import CallComm, Message
+from einmpi.units import ATTOSECONDS
 
 Ranks: TypeAlias = npt.NDArray[np.int64]
 
@@ -215,12 +217,14 @@ class ClassCalls(CallComm):
         super().__init__(rank, nodes)
         self.noted: list[Call] = []
         self.groups: list[Group] = []  # of the last transfer, or of all in steps that are repeated
+        self.steps: list[tuple[int, Step]] = []  # with the number of calls before each of them
         self.transfers = 0
         self.in_transfer = 0  # calls of the last transfer
         self.operations = 0
 
     def begin(self, step: Step) -> None:
         """Take note of the step to which the next calls belong."""
+        self.steps.append((len(self.noted), step))
         groups = [inner.group for inner, _ in step.innermost() if inner.transfer is not None]
         if groups:
             self.groups = sorted(groups, key=len)
@@ -284,6 +288,36 @@ def _lists(sizes: Sequence[int]) -> list[Sequence[int]]:
     return [[size] if size else _NO_MESSAGE for size in sizes]
 
 
+class KernelTimes:
+    """Writes kernels to a trace: in seconds of a measured machine, or in operations."""
+
+    def __init__(self, plan: Plan, prices: Prices | None) -> None:
+        self.plan = plan
+        self.prices = prices
+        self.times: dict[str, int] = {}  # attoseconds of an operation, by vertex
+
+    def add(self, step: Step, comm: ClassCalls) -> int:
+        """Add the kernels of a step; return their operations."""
+        operations = 0
+        attoseconds = 0
+        for kernel, times in step.work:
+            count = times * kernel.einsum.operations()
+            operations += count
+            if self.prices is not None:
+                attoseconds += count * self._time_of(kernel.tensor)
+        if attoseconds:
+            comm.add(f"sleep {attoseconds / ATTOSECONDS:.9g}")
+        elif operations and self.prices is None:
+            comm.add(f"compute {operations}")
+        return operations
+
+    def _time_of(self, name: str) -> int:
+        assert self.prices is not None
+        if name not in self.times:
+            self.times[name] = self.prices.operation(self.plan.graph[name])
+        return self.times[name]
+
+
 @dataclass(frozen=True)
 class RankClass:
     """Ranks that do the same as the first of them, each with its own partners."""
@@ -293,15 +327,24 @@ class RankClass:
 
 
 def classes_of(
-    plan: Plan, prices: Prices | None, shared: bool, most: int | None = None
+    plan: Plan,
+    prices: Prices | None,
+    shared: bool,
+    most: int | None = None,
+    apart: bool = False,
 ) -> Iterator[RankClass]:
-    """Lower one rank of each class, one after another; for prices and shared see `rank_traces`.
+    """Lower one rank of each class, one after another.
 
-    With more than `most` classes, several are taken for one: some rank of them stands for all.
+    Kernels take the time that a measured machine needs, or are written as operations without one.
+    `shared` says whether the ranks of a node share memory. With more than `most` classes, several
+    are taken for one: some rank of them stands for all. `apart`: each rank is a class of its own.
     """
     mesh = plan.mesh
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
-    members, is_exact = ranks_of_classes(shifts_of(plan), most)
+    shifts = shifts_of(plan)
+    if apart:
+        shifts.uneven.update(range(len(mesh.factors)))
+    members, is_exact = ranks_of_classes(shifts, most)
     chosen = []
     for place, ranks in enumerate(members):
         chosen.append(int(ranks[0 if is_exact else place * _STRIDE % len(ranks)]))
@@ -339,9 +382,11 @@ def _trace(mesh: Mesh, like: ClassCalls, trace: TraceComm) -> TraceComm:
     """Write the trace of a rank that does the same as another one."""
     trace.received = like.received
     trace.received_shared = like.received_shared
-    trace.operations = like.operations
     trace.add("init")
-    for call in like.noted:
+    steps = deque(like.steps)
+    for number, call in enumerate(like.noted):
+        while steps and steps[0][0] == number:
+            trace.steps.append((len(trace.lines), steps.popleft()[1]))
         if call.kind == "compute":
             trace.add(call.action)
             continue
@@ -370,6 +415,7 @@ def _trace(mesh: Mesh, like: ClassCalls, trace: TraceComm) -> TraceComm:
                 trace.exchange(group, all_sent, all_received)
             else:
                 _send_pairs(trace, group, place, sent, received)
+    trace.steps += [(len(trace.lines), step) for _, step in steps]
     trace.add("finalize")
     return trace
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from einmpi.comm.base import Comm, Group, spread_over_nodes
+from einmpi.comm.base import Comm, Group
 from einmpi.comm.mpi import MOST_BYTES
-from einmpi.planner.machine import Prices
-from einmpi.planner.plan import Plan
 from einmpi.runtime.backend import Array, ShapeBackend, SharedArrays
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.program import Program
 from einmpi.runtime.sharing.memory import choose_shared_slots
 from einmpi.runtime.sharing.slots import SharedSlots
-from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Load, Step, Transfer
 from einmpi.simulate.message_rounds import CallComm, Message, MessageRounds
-from einmpi.units import ATTOSECONDS
 
 
 def dry_run(
@@ -105,7 +101,6 @@ class TraceComm(MessageRounds):
         super().__init__(rank, nodes)
         self.lines: list[str] = []
         self.messages = 0  # that it sends, with elements
-        self.operations = 0
         self.steps: list[tuple[int, Step]] = []  # with the number of lines before each of them
 
     def add(self, action: str) -> None:
@@ -201,32 +196,7 @@ def parts_of(nbytes: int) -> list[int]:
     return sizes
 
 
-# ---- rank traces ---------------------------------------------------------------------------------
-#
-# The trace of each rank: a dry run of its schedule that notes messages and kernels.
-
-
-def rank_traces(plan: Plan, prices: Prices | None, shared: bool) -> Iterator[TraceComm]:
-    """Yield what each rank has done in a dry run, with its trace, one rank after another.
-
-    Kernels take the time that a measured machine needs, or are written as operations without one.
-    `shared` says whether the ranks of a node share memory.
-    """
-    nodes = spread_over_nodes(plan.ranks, plan.nodes)
-    kernel_times = KernelTimes(plan, prices)
-    first = 0
-    while first < plan.ranks:
-        # What the ranks of a node share depends on all of them.
-        stop = first
-        while stop < plan.ranks and nodes[stop] == nodes[first]:
-            stop += 1
-        schedules = [lower(plan, rank) for rank in range(first, stop)]
-        slots_of_ranks = [SharedSlots()] * len(schedules)
-        if shared:
-            slots_of_ranks = agreed_slots(schedules, nodes)
-        for schedule, slots in zip(schedules, slots_of_ranks, strict=True):
-            yield _trace_of(schedule, slots, nodes, kernel_times)
-        first = stop
+# ---- shared slots --------------------------------------------------------------------------------
 
 
 def agreed_slots(schedules: Sequence[Schedule], nodes: tuple[int, ...]) -> list[SharedSlots]:
@@ -265,54 +235,3 @@ def _group_that_is_asked(
         if all(place in questions and questions[place][0] == group for place in members):
             return members
     raise AssertionError("the groups of a node wait for each other")
-
-
-def _trace_of(
-    schedule: Schedule, slots: SharedSlots, nodes: tuple[int, ...], kernel_times: KernelTimes
-) -> TraceComm:
-    comm = TraceComm(schedule.rank, nodes)
-
-    def on_step(step: Step) -> None:
-        comm.steps.append((len(comm.lines), step))
-        comm.operations += kernel_times.add(step, comm)
-
-    comm.add("init")
-    dry_run(schedule, slots, comm, on_step)
-    comm.add("finalize")
-    return comm
-
-
-class Actions(Protocol):
-    """Takes actions of a trace."""
-
-    def add(self, action: str) -> None: ...
-
-
-class KernelTimes:
-    """Writes kernels to a trace: in seconds of a measured machine, or in operations."""
-
-    def __init__(self, plan: Plan, prices: Prices | None) -> None:
-        self.plan = plan
-        self.prices = prices
-        self.times: dict[str, int] = {}  # attoseconds of an operation, by vertex
-
-    def add(self, step: Step, comm: Actions) -> int:
-        """Add the kernels of a step; return their operations."""
-        operations = 0
-        attoseconds = 0
-        for kernel, times in step.work:
-            count = times * kernel.einsum.operations()
-            operations += count
-            if self.prices is not None:
-                attoseconds += count * self._time_of(kernel.tensor)
-        if attoseconds:
-            comm.add(f"sleep {attoseconds / ATTOSECONDS:.9g}")
-        elif operations and self.prices is None:
-            comm.add(f"compute {operations}")
-        return operations
-
-    def _time_of(self, name: str) -> int:
-        assert self.prices is not None
-        if name not in self.times:
-            self.times[name] = self.prices.operation(self.plan.graph[name])
-        return self.times[name]

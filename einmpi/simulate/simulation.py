@@ -18,7 +18,7 @@ from einmpi.planner.plan import Plan
 from einmpi.process.signals import on_abort
 from einmpi.report.record import Done, OwnSpans, Record, Timeline, timeline_of
 from einmpi.simulate.classes import classes_of, traces_of
-from einmpi.simulate.dry_run import TraceComm, rank_traces
+from einmpi.simulate.dry_run import TraceComm
 from einmpi.simulate.flow_model import run_classes
 from einmpi.simulate.flows import Network
 from einmpi.simulate.replay import ReplayEnded, ReplayError, replay
@@ -192,24 +192,16 @@ def _write_traces(
     in_shared_memory = 0
     messages = 0
     lowered = 0
-
-    def traces() -> Iterator[TraceComm]:
-        nonlocal lowered
-        if times is None:
-            for ranks in classes_of(plan, prices, shared):
-                lowered += 1
-                yield from traces_of(plan, ranks)
-        else:
-            for trace in rank_traces(plan, prices, shared):
-                lowered += 1
-                times.add_rank(trace)  # with its own steps
-                yield trace
-
-    for trace in traces():
-        _write_trace(trace.rank, trace.lines, folder)
-        nbytes += trace.received
-        in_shared_memory += trace.received_shared
-        messages += trace.messages
+    # A timeline shows the steps of each rank, in which its partners have their own names.
+    for ranks in classes_of(plan, prices, shared, apart=times is not None):
+        lowered += 1
+        for trace in traces_of(plan, ranks):
+            _write_trace(trace.rank, trace.lines, folder)
+            nbytes += trace.received
+            in_shared_memory += trace.received_shared
+            messages += trace.messages
+            if times is not None:
+                times.add_rank(trace)
     _write_names(plan.ranks, folder)
     return Simulated(plan, 0.0, nbytes, in_shared_memory, messages, SIMGRID, lowered)
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
+from rank_traces import rank_traces
 
 import einmpi
 from einmpi.simulate.classes import classes_of, ranks_of_classes, shifts_of, traces_of
-from einmpi.simulate.dry_run import rank_traces
 
 JOBS = ("chain", "attention", "ffnn", "heat", "softmax", "convolution", "pagerank", "kalman")
 PLACES = [(1, 1), (4, 1), (6, 3), (8, 2), (12, 4), (16, 16), (27, 3), (30, 5), (64, 8)]
@@ -30,8 +30,21 @@ def check(plan, shared):
         assert trace.messages == own.messages
         assert trace.received == own.received
         assert trace.received_shared == own.received_shared
-        assert trace.operations == own.operations
+    operations = {rank: each.comm.operations for each in classes for rank in each.ranks.tolist()}
+    assert operations == {rank: own.operations for rank, own in expected.items()}
+    check_steps(plan, shared, expected)
     return len(classes)
+
+
+def check_steps(plan, shared, expected):
+    """Classes of one rank each have the steps of the ranks, which begin at the same lines."""
+    for each in classes_of(plan, None, shared, apart=True):
+        (trace,) = traces_of(plan, each)
+        own = expected[trace.rank]
+        assert trace.lines == own.lines
+        assert [(line, str(step)) for line, step in trace.steps] == [
+            (line, str(step)) for line, step in own.steps
+        ]
 
 
 @pytest.mark.sampled(4)

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
+from rank_traces import rank_traces
 
 import einmpi
 from einmpi.planner.machine import Machine, Prices
-from einmpi.simulate.dry_run import MOST_BYTES, Tag, TraceComm, parts_of, rank_traces
+from einmpi.simulate.dry_run import MOST_BYTES, Tag, TraceComm, parts_of
 
 JOBS = ("chain", "attention", "ffnn", "heat", "softmax", "convolution", "pagerank", "digits")
 
