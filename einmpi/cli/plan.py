@@ -25,8 +25,7 @@ from einmpi.report.describe import check_plot, write_picture, write_plot
 from einmpi.report.picture import memory_picture
 from einmpi.report.record import write_trace
 from einmpi.report.terminal import comparison_text, plan_text
-from einmpi.simulate.cluster import make_cluster
-from einmpi.simulate.flows import Network, read_network
+from einmpi.simulate.cluster import Network, make_cluster, read_network
 from einmpi.simulate.replay import (
     PLATFORM_EXPECTED,
     ReplayEnded,

@@ -19,14 +19,12 @@ from einmpi.comm.mpi import is_gathered_directly
 from einmpi.planner.machine import Prices
 from einmpi.planner.mesh import Extent, Mesh, length_of, members_along, sides
 from einmpi.planner.plan import Plan
-from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.runtime.transfer import rounds
 from einmpi.schedule.layout import PARTIAL, Cuts, axes_that_cut, ranks_along
 from einmpi.schedule.lower import arrival_layout, lower
 from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.steps import Step
-from einmpi.simulate.dry_run import TraceComm, agreed_slots, dry_run
-from einmpi.simulate.message_rounds import CallComm, Message
+from einmpi.simulate.dry_run import CallComm, Message, TraceComm, agreed_slots, dry_run
 from einmpi.units import ATTOSECONDS
 
 Ranks: TypeAlias = npt.NDArray[np.int64]
@@ -355,9 +353,7 @@ def classes_of(
     waiting = iter(members)
     for _, of_node in groupby(chosen, key=nodes.__getitem__):
         schedules = [lower(plan, rank) for rank in of_node]
-        slots_of_ranks = [SharedSlots()] * len(schedules)
-        if shared:
-            slots_of_ranks = agreed_slots(schedules, nodes)
+        slots_of_ranks = agreed_slots(schedules, nodes, shared)
         for schedule, slots in zip(schedules, slots_of_ranks, strict=True):
             comm = ClassCalls(schedule.rank, nodes)
 

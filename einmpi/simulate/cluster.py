@@ -1,4 +1,5 @@
-"""A cluster in words, such as nodes=128,cores=8,bw=12.5GB, and the platform that SimGrid reads."""
+"""A cluster in words, such as nodes=128,cores=8,bw=12.5GB, the platform that SimGrid reads, and the
+links of its network that messages pass."""
 
 from __future__ import annotations
 
@@ -7,6 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil, isqrt, prod
+from typing import NamedTuple, TypeAlias
+from xml.etree import ElementTree
+
+import numpy as np
+import numpy.typing as npt
 
 from einmpi.errors import InputError, one_of
 from einmpi.planner.machine import Machine, NodeGroups
@@ -250,3 +256,173 @@ def _times(given: Mapping[str, str]) -> dict[str, int]:
         else:
             found[key] = parse_bandwidth(_BYTES.sub("/s", text), where)
     return found
+
+
+# ---- network -------------------------------------------------------------------------------------
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+NO_LINK = 0  # its place in routes that are shorter than others; it is never full
+
+
+class Network(NamedTuple):
+    """A platform that is one cluster, as numbers."""
+
+    topology: str
+    parameters: tuple[tuple[int, ...], ...]
+    nodes: int
+    # All of these are more than 0.
+    speed: float  # operations per second of a core
+    bandwidth: float  # bytes per second of a link
+    latency: float  # of a link
+    bandwidth_inside: float
+    latency_inside: float
+
+
+_UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "ps": 1e-12}
+
+
+def read_network(text: str) -> Network | None:
+    """Return the network of a platform file; None if it is no cluster whose routes are known."""
+    root = ElementTree.fromstring(text)
+    settings = {each.get("id"): each.get("value") for each in root.iterfind("config/prop")}
+    clusters = list(root.iter("cluster"))
+    if len(clusters) != 1 or next(root.iter("host"), None) is not None or settings != CONFIG:
+        return None
+    given = clusters[0].attrib
+    parameters = []
+    for part in filter(None, given.get("topo_parameters", "").split(";")):
+        parameters.append(tuple(map(int, part.split(","))))
+    found = Network(
+        given.get("topology", "FLAT"),
+        tuple(parameters),
+        _nodes(given.get("radical", "")),
+        _quantity(given.get("speed", ""), _UNITS, "f"),
+        _quantity(given.get("bw", ""), _UNITS, "Bps"),
+        _quantity(given.get("lat", ""), _SECONDS, ""),
+        _quantity(given.get("loopback_bw", ""), _UNITS, "Bps"),
+        _quantity(given.get("loopback_lat", ""), _SECONDS, ""),
+    )
+    is_known = found.topology in _ROUTES and given.get("sharing_policy") in (None, "SPLITDUPLEX")
+    if found.topology == "FAT_TREE":
+        is_known = is_known and len(parameters) == 4 and parameters[0] == (2,)
+        is_known = is_known and parameters[2][0] == 1 == prod(parameters[-1])
+    return found if is_known and min(found[3:]) > 0 else None
+
+
+def _nodes(radical: str) -> int:
+    count = 0
+    for part in radical.split(","):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
+def _quantity(text: str, units: Mapping[str, float], end: str) -> float:
+    """Return a number with a unit; 0 if it is something else."""
+    found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]+)?)([a-zA-Z]*)", text.strip())
+    if found is None:
+        return 0.0
+    return float(found[1]) * units.get(found[2].removesuffix(end), 0.0)
+
+
+# ---- routes --------------------------------------------------------------------------------------
+#
+# The links from nodes to others, as SimGrid chooses them. A link of each direction has a number.
+
+Column: TypeAlias = tuple[Ints, int]  # a link of each flow, or -1; how many in parallel it is
+
+
+class Routes(NamedTuple):
+    """The links that flows pass: arrays [flow, link]."""
+
+    links: Ints  # NO_LINK where a flow has fewer than others
+    capacity: Floats  # in bytes per second
+
+
+def routes_between(network: Network, sources: Ints, targets: Ints) -> Routes:
+    """Return the links from nodes to others."""
+    columns = _ROUTES[network.topology](network, sources, targets)
+    links = np.stack([column for column, _ in columns], axis=1) + 1
+    parallel = np.array([parallel for _, parallel in columns])
+    return Routes(links, np.where(links == NO_LINK, np.inf, network.bandwidth * parallel))
+
+
+def _flat_links(network: Network, sources: Ints, targets: Ints) -> list[Column]:
+    return [(sources, 1), (network.nodes + targets, 1)]
+
+
+def _fat_tree_links(network: Network, sources: Ints, targets: Ints) -> list[Column]:
+    """Up to the root that the target chooses, if the nodes are at different switches."""
+    (_, (down, switches), (_, roots), _) = network.parameters
+    nodes = down * switches
+    source_switch, target_switch = sources // down, targets // down
+    root = targets % roots
+    is_far = source_switch != target_switch
+    up = np.where(is_far, 2 * nodes + source_switch * roots + root, -1)
+    below = 2 * nodes + switches * roots
+    last = np.where(is_far, below + target_switch * roots + root, -1)
+    return [(sources, 1), (up, 1), (last, 1), (nodes + targets, 1)]
+
+
+def _torus_links(network: Network, sources: Ints, targets: Ints) -> list[Column]:
+    """One ring after the other, the shorter way round."""
+    (lengths,) = network.parameters
+    columns = []
+    here = sources.copy()
+    stride = 1
+    for dimension, length in enumerate(lengths):
+        start = sources // stride % length
+        end = targets // stride % length
+        rises = ((end > start) & (end <= start + length // 2)) | (
+            (start > length // 2) & ((start + length // 2) % length >= end)
+        )
+        for _ in range(length):
+            place = here // stride % length
+            moves = place != end
+            if not moves.any():
+                break
+            following = np.where(rises, (place + 1) % length, (place - 1) % length)
+            there = here + np.where(moves, following - place, 0) * stride
+            owner = np.where(rises, here, there)  # a link belongs to the node before it
+            number = (owner * len(lengths) + dimension) * 2 + rises
+            columns.append((np.where(moves, number, -1), 1))
+            here = there
+        stride *= length
+    return columns
+
+
+def _dragonfly_links(network: Network, sources: Ints, targets: Ints) -> list[Column]:
+    """To the switch with the link to the target's group, over it, and to the target's switch."""
+    (groups, global_links), (chassis, of_chassis), (blades, of_blades), (at_switch,) = (
+        network.parameters
+    )
+    of_group = chassis * blades
+    here, last = sources // at_switch, targets // at_switch  # switches
+    columns = [(sources, 1)]
+
+    def hop(is_taken: npt.NDArray[np.bool_], there: Ints, parallel: int) -> None:
+        nonlocal here
+        number = 2 * network.nodes + here * of_group + there % of_group
+        columns.append((np.where(is_taken, number, -1), parallel))
+        here = np.where(is_taken, there, here)
+
+    group, last_group = here // of_group, last // of_group
+    leaves = group != last_group
+    hop(leaves & (here % blades != last_group), here // blades * blades + last_group, of_blades)
+    hop(leaves & (here % of_group >= blades), group * of_group + here % blades, of_chassis)
+    between = 2 * network.nodes + groups * of_group**2 + group * groups + last_group
+    columns.append((np.where(leaves, between, -1), global_links))
+    here = np.where(leaves, last_group * of_group + group, here)
+    hop(here % blades != last % blades, here // blades * blades + last % blades, of_blades)
+    hop(here != last, last, of_chassis)
+    return [*columns, (network.nodes + targets, 1)]
+
+
+_ROUTES: dict[str, Callable[[Network, Ints, Ints], list[Column]]] = {
+    "FLAT": _flat_links,
+    "FAT_TREE": _fat_tree_links,
+    "TORUS": _torus_links,
+    "DRAGONFLY": _dragonfly_links,
+}

@@ -19,17 +19,129 @@ from einmpi.simulate.classes import (
     shifted,
     sizes_there,
 )
-from einmpi.simulate.dry_run import BYTES_OF_A_SIGNAL
-from einmpi.simulate.flows import (
-    HEADER,
-    Floats,
-    Ints,
-    Network,
-    SharedLinks,
-    routes_between,
+from einmpi.simulate.cluster import NO_LINK, Floats, Ints, Network, Routes, routes_between
+from einmpi.simulate.dry_run import (
+    BYTES_OF_A_SIGNAL,
+    barrier_distances,
+    rounds_of_gather,
+    rounds_of_sums,
 )
-from einmpi.simulate.message_rounds import barrier_distances, rounds_of_gather, rounds_of_sums
 
+# ---- sharing of links ----------------------------------------------------------------------------
+#
+# How long messages take: flows that share the links of a network, as in SimGrid, which cannot do it
+# for as many. A flow waits for the latencies of its links, then gets its share of them.
+
+
+HEADER = 16  # bytes of a message besides its elements, as in SMPI
+_WINDOW = 4_194_304  # bytes of a flow that may be under way: SimGrid's network/TCP-gamma
+# Rates are shared out anew when a flow begins or ends. Of many flows, what happens within this part
+# of the time that they take is taken together.
+_MANY_FLOWS = 1000
+_TOGETHER = 0.05
+_ROUNDING = 1e-9  # the same for few flows
+_MOST_PASSES = 16  # of the search for full links; after it, flows get what is left
+
+
+class SharedLinks:
+    """Flows that are under way, or wait to begin; they share the links of a network."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.now = -np.inf
+        self.capacity = np.empty(0)  # of each link
+        # With an entry for each flow.
+        self.links = np.empty((0, 0), np.int64)
+        self.waits = np.empty(0)  # the latencies of its links
+        self.since = np.empty(0)  # until when it has got its bytes; at first, when it begins
+        self.left = np.empty(0)  # bytes
+        self.tags = np.empty((0, 2), np.int64)
+
+    def send(self, starts: Floats, nbytes: Ints, routes: Routes, tags: Ints) -> None:
+        """Add flows that are sent at these times. Tags tell them apart."""
+        waits = (routes.links != NO_LINK).sum(axis=1) * self.network.latency
+        more = max(int(routes.links.max()) + 1 - len(self.capacity), 0)
+        self.capacity = np.append(self.capacity, np.full(more, np.inf))
+        self.capacity[routes.links] = routes.capacity
+        width = max(self.links.shape[1], routes.links.shape[1])
+        both = [_widened(each, width) for each in (self.links, routes.links)]
+        self.links = np.concatenate(both)
+        self.waits = np.concatenate([self.waits, waits])
+        self.since = np.concatenate([self.since, starts + waits])
+        self.left = np.concatenate([self.left, nbytes + float(HEADER)])
+        self.tags = np.concatenate([self.tags, tags])
+
+    def end_next(self) -> tuple[Ints, Floats]:
+        """Return the tags of the flows that end next, and when they do; none if there are none."""
+        is_done = np.zeros(len(self.left), bool)
+        while len(is_done) and not is_done.any():
+            self.now = max(self.now, self.since.min())
+            active = np.flatnonzero(self.since <= self.now)
+            waits = self.waits[active]
+            rates = _shares(self.links[active], 1 / waits, self.capacity)
+            rates = np.minimum(rates, _WINDOW / (2 * waits))
+            needs = self.left[active] / rates
+            until = self.since[active] + needs
+            begins = self.since[self.since > self.now]
+            following = min(until.min(), begins.min(initial=np.inf))
+            together = _TOGETHER if len(is_done) > _MANY_FLOWS else _ROUNDING
+            self.now = max(self.now, following) + together * float((waits + needs).mean())
+            going_on = active[until > self.now]
+            self.left[going_on] -= (rates * (self.now - self.since[active]))[until > self.now]
+            self.since[going_on] = self.now
+            is_done[active] = until <= self.now
+            self.since[active[until <= self.now]] = until[until <= self.now]
+        found = self.tags[is_done], self.since[is_done]
+        for name in ("links", "waits", "since", "left", "tags"):
+            setattr(self, name, getattr(self, name)[~is_done])
+        return found
+
+
+def _widened(links: Ints, width: int) -> Ints:
+    """Return the links of flows with columns added."""
+    if links.shape[1] == width:
+        return links
+    return np.pad(links, ((0, 0), (0, width - links.shape[1])), constant_values=NO_LINK)
+
+
+def _shares(links: Ints, weights: Floats, capacity: Floats) -> Floats:
+    """Return the rates of flows: on a full link, in proportion to their weights.
+
+    No flow could get more without one getting less that has no more for its weight: a link is full
+    if none of its flows gets less elsewhere, and what its flows get is taken from other links.
+    """
+    rates = np.zeros(len(links))
+    count = len(capacity)
+    free = capacity.copy()
+    open_flows = np.arange(len(links))
+    for number in range(_MOST_PASSES):
+        routes = links[open_flows]
+        weight = np.repeat(weights[open_flows], routes.shape[1])
+        total = np.bincount(routes.ravel(), weight, count)
+        share = np.full(count, np.inf)
+        np.divide(free, total, out=share, where=total > 0)
+        share[NO_LINK] = np.inf
+        least = share[routes].min(axis=1)
+        narrower = least[:, None] < share[routes] * (1 - 1e-9)
+        others = np.bincount(routes.ravel(), narrower.ravel(), count)
+        full = others == 0
+        full[NO_LINK] = False
+        fixed = full[routes].any(axis=1)
+        if number == _MOST_PASSES - 1:
+            fixed[:] = True
+        chosen = open_flows[fixed]
+        rates[chosen] = least[fixed] * weights[chosen]
+        taken = np.repeat(rates[chosen], routes.shape[1])
+        free = np.maximum(free - np.bincount(routes[fixed].ravel(), taken, count), 0.0)
+        free[NO_LINK] = np.inf
+        open_flows = open_flows[~fixed]
+        if not len(open_flows):
+            break
+    return rates
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+#
 # Each rank has a clock, and goes through its calls, and through the rounds of each call. A message
 # begins when both ranks are there; it shares links with all messages that are under way then.
 

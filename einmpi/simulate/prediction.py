@@ -13,8 +13,7 @@ from einmpi.runtime.sharing.slots import SharedSlots
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
-from einmpi.simulate.dry_run import agreed_slots, dry_run
-from einmpi.simulate.message_rounds import Message, MessageRounds
+from einmpi.simulate.dry_run import Message, MessageRounds, agreed_slots, dry_run
 
 # ---- timed comm ----------------------------------------------------------------------------------
 #
@@ -231,7 +230,7 @@ def _times_on_rank(plan: Plan, machine: Machine, rank: int) -> _RankTimes:
     """Return what one rank does, from a dry run of its schedule."""
     nodes = spread_over_nodes(plan.ranks, plan.nodes)
     schedule = lower(plan, rank)
-    slots = agreed_slots([schedule], nodes)[0] if machine.shared else SharedSlots()
+    (slots,) = agreed_slots([schedule], nodes, machine.shared)
     return _times_of_vertices(schedule, slots, TimedComm(rank, nodes, machine), plan.bills)
 
 

@@ -18,9 +18,9 @@ from einmpi.planner.plan import Plan
 from einmpi.process.signals import on_abort
 from einmpi.report.record import Done, OwnSpans, Record, Timeline, timeline_of
 from einmpi.simulate.classes import classes_of, traces_of
+from einmpi.simulate.cluster import Network
 from einmpi.simulate.dry_run import TraceComm
 from einmpi.simulate.flow_model import run_classes
-from einmpi.simulate.flows import Network
 from einmpi.simulate.replay import ReplayEnded, ReplayError, replay
 
 # ---- timeline ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from einmpi.comm.base import spread_over_nodes
 from einmpi.schedule.lower import lower
 from einmpi.simulate.classes import KernelTimes
-from einmpi.simulate.dry_run import SharedSlots, TraceComm, agreed_slots, dry_run
+from einmpi.simulate.dry_run import TraceComm, agreed_slots, dry_run
 
 
 def rank_traces(plan, prices, shared):
@@ -14,10 +14,8 @@ def rank_traces(plan, prices, shared):
         # What the ranks of a node share depends on all of them.
         ranks = [rank for rank in range(plan.ranks) if nodes[rank] == node]
         schedules = [lower(plan, rank) for rank in ranks]
-        slots = [SharedSlots()] * len(ranks)
-        if shared:
-            slots = agreed_slots(schedules, nodes)
-        for schedule, own_slots in zip(schedules, slots, strict=True):
+        slots_of_ranks = agreed_slots(schedules, nodes, shared)
+        for schedule, own_slots in zip(schedules, slots_of_ranks, strict=True):
             yield _trace_of(schedule, own_slots, nodes, kernel_times)
 
 

@@ -10,8 +10,15 @@ from paths import ROOT
 
 import einmpi
 from einmpi.planner.machine import read_machine
-from einmpi.simulate.cluster import TOPOLOGIES, make_cluster
-from einmpi.simulate.flows import NO_LINK, Network, SharedLinks, read_network, routes_between
+from einmpi.simulate.cluster import (
+    NO_LINK,
+    TOPOLOGIES,
+    Network,
+    make_cluster,
+    read_network,
+    routes_between,
+)
+from einmpi.simulate.flow_model import SharedLinks
 from einmpi.simulate.simulation import Place, simulate_plan
 
 NETWORK = Network("FLAT", (), 4, 1e9, 1e9, 5e-6, 5e9, 1e-6)
