@@ -434,11 +434,7 @@ class MessageComm(Comm):
 
 # ---- local ---------------------------------------------------------------------------------------
 #
-# Comms without other processes: a process alone, and one rank of a dry run.
-
-
-class CountingComm(Comm):
-    """One rank of a dry run: it counts bytes but moves nothing and never looks at an element."""
+# A Comm without other processes.
 
 
 class SelfComm(Comm):

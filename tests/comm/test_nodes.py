@@ -16,7 +16,7 @@ from run_cases import cases, strategies
 import einmpi
 from einmpi.api import options_of
 from einmpi.cli.main import main
-from einmpi.comm.base import CountingComm, even_nodes
+from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.make_plan import make_plan
@@ -217,7 +217,7 @@ def test_uneven_nodes(name, nodes):
 
 
 def test_which_nodes_are_even():
-    comm = CountingComm(0, 6, 3)
+    comm = Comm(0, 6, 3)
     assert comm.nodes == (0, 0, 1, 1, 2, 2) and even_nodes(comm) == 3
     for nodes in ((0, 1, 0, 1, 0, 1), (0, 0, 0, 0, 1, 1)):
         comm.nodes = nodes

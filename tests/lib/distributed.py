@@ -12,7 +12,7 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.base import CountingComm
+from einmpi.comm.base import Comm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.plan import Plan
@@ -58,7 +58,7 @@ def run_on_threads(
     **options: Any,
 ) -> Done:
     """Run a job on threads. Verify its schedules, and compare bytes and memory with the plan."""
-    planner = Compiled(job, CountingComm(0, ranks, nodes), options_of(job, **options))
+    planner = Compiled(job, Comm(0, ranks, nodes), options_of(job, **options))
     planner.prepare(dict(inputs or {}))
     ((kinds, (plan, _)),) = planner.ready.items()
     schedules = [lower(plan, rank) for rank in range(ranks)]
@@ -148,7 +148,7 @@ def dry_run_on_nodes(plan: Plan, nodes: int | None = None) -> list[tuple[int, in
     """The same, and how many of them come from other nodes: the plan's, or as many as are given."""
     found = []
     for rank in range(plan.ranks):
-        comm = CountingComm(rank, plan.ranks, nodes or plan.nodes)
+        comm = Comm(rank, plan.ranks, nodes or plan.nodes)
         Program(lower(plan, rank), ShapeBackend(), comm).run(NoValues())
         found.append((comm.received, comm.received_between))
     return found

@@ -18,7 +18,7 @@ from step_kinds import computed_as, is_reduce
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.base import CountingComm
+from einmpi.comm.base import Comm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.files.reading import fill_box
@@ -302,7 +302,7 @@ def test_dry_runs_count_the_same_bytes():
     plan = einmpi.plan(chain_job(), 4, nodes=2)
     received = 0
     for rank in range(4):
-        comm = CountingComm(rank, 4, 2)
+        comm = Comm(rank, 4, 2)
         schedule = with_overlap(lower(plan, rank), plan.peak)
         Program(schedule, ShapeBackend(), comm).run(NoValues())
         received += comm.received
@@ -343,7 +343,7 @@ def test_hidden_seconds_are_measured(monkeypatch):
     schedule = with_overlap(lower(plan, 0), plan.peak)
     transfers = [step for step in schedule.steps if step.background][:3]
     done = []
-    comm = CountingComm(0, 2, 2)
+    comm = Comm(0, 2, 2)
     under_way = Background(NumpyBackend(), comm, lambda *spans: done.append(spans))
     with closing(under_way):
         for transfer in transfers:
@@ -398,7 +398,7 @@ def test_an_error_in_the_background_is_raised_where_the_rank_waits(monkeypatch):
 
 def test_a_library_that_serves_one_thread_moves_nothing_in_the_background():
     job = chain_job()
-    comm = CountingComm(0, 2, 2)
+    comm = Comm(0, 2, 2)
     comm.serves_threads = False
     compiled = Compiled(job, comm, options_of(job))
     plan, schedule, _ = compiled.prepare({})
