@@ -16,7 +16,12 @@ from functools import cache
 from typing import Any, NoReturn
 
 from einmpi.errors import EinmpiError, failure
-from einmpi.process.environment import is_launched, launcher_size, slurm_step_tasks
+from einmpi.process.environment import (
+    is_launched,
+    launcher_size,
+    library_name,
+    slurm_step_tasks,
+)
 from einmpi.process.names import NAMES, remove_stale_segments
 
 _PMI_ADVICE = "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
@@ -53,7 +58,7 @@ def world() -> Any | None:
     if comm.size == 1 and launcher_size() > 1:
         message = (
             f"MPI: the launcher started {launcher_size()} processes, but each is alone; "
-            f"the launcher must belong to mpi4py's library, {_library_name()}"
+            f"the launcher must belong to mpi4py's library, {library_name(import_mpi())}"
         )
         if slurm_step_tasks() > 1:
             message += f"; under Slurm, {_PMI_ADVICE}"
@@ -127,14 +132,9 @@ def library() -> dict[str, Any]:
     return {
         "mpi4py": mpi4py.__version__,
         "built": built,
-        "library": _library_name().replace(" Version:", ""),
+        "library": library_name(mpi).replace(" Version:", ""),
         "device": device[1] if device else "",
     }
-
-
-def _library_name() -> str:
-    first_line = import_mpi().Get_library_version().splitlines()[0]
-    return " ".join(first_line.split(",")[0].split())
 
 
 def cuda_aware() -> bool:

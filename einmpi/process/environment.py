@@ -245,9 +245,14 @@ def software_versions() -> dict[str, str]:
             continue
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None:  # not loaded only to be named
-        first_line = mpi.Get_library_version().splitlines()[0]
-        versions["mpi"] = " ".join(first_line.split(",")[0].split())
+        versions["mpi"] = library_name(mpi)
     return versions
+
+
+def library_name(mpi: Any) -> str:
+    """Return the name and version of the library that mpi4py has found."""
+    first_line: str = mpi.Get_library_version().splitlines()[0]
+    return " ".join(first_line.split(",")[0].split())
 
 
 def current_date() -> str:

@@ -19,6 +19,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -49,17 +50,18 @@ class RankNote(NamedTuple):
     text: str
 
 
-class _Activity:
-    """What this process is doing now."""
+@dataclass
+class _State:
+    """What this process is doing, and how it has to end."""
 
-    def __init__(self) -> None:
-        self.text = ""
+    activity: str = ""
+    # Called before this rank ends all ranks.
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+    aborting_thread: threading.Thread | None = None  # if the process is about to end
+    next_sigterm_is_request: bool = False  # to stop, which the main thread handles
 
-    def set(self, text: str) -> None:
-        self.text = text
 
-
-_activity = _Activity()
+_state = _State()
 
 
 def activity_writer(rank: int) -> Callable[[str], None]:
@@ -68,24 +70,24 @@ def activity_writer(rank: int) -> Callable[[str], None]:
     The function is called for every step of a run: it writes to memory and makes no system call.
     """
     memory = _map_notes(rank)
-    if memory is None:
-        return _activity.set
     start = rank * RECORD_BYTES
     text_start = start + _PID_BYTES
     most_bytes = RECORD_BYTES - _PID_BYTES - 1
-    memory[start:text_start] = os.getpid().to_bytes(_PID_BYTES, "little")
 
     def write(text: str) -> None:
-        _activity.text = text
-        data = text.encode(errors="replace")[:most_bytes] + b"\0"
-        memory[text_start : text_start + len(data)] = data
+        _state.activity = text
+        if memory is not None:
+            data = text.encode(errors="replace")[:most_bytes] + b"\0"
+            memory[text_start : text_start + len(data)] = data
 
+    if memory is not None:
+        memory[start:text_start] = os.getpid().to_bytes(_PID_BYTES, "little")
     return write
 
 
 def current_activity() -> str:
     """Return what this rank recorded last."""
-    return _activity.text
+    return _state.activity
 
 
 def read_notes(path: str | os.PathLike[str]) -> list[RankNote]:
@@ -152,30 +154,14 @@ _SPEAKER = "last-words"  # the name that the rank which prints for its machine c
 _ignore_exhaustion = contextlib.suppress(RuntimeError, MemoryError)
 
 
-class _AbortCallbacks:
-    """The functions to call before this rank ends all ranks, and whether it is about to."""
-
-    def __init__(self) -> None:
-        self.registered: list[Callable[[], None]] = []
-        self.aborting_thread: threading.Thread | None = None
-
-    def call_all(self) -> None:
-        for callback in list(self.registered):
-            with contextlib.suppress(Exception):
-                callback()
-
-
-_callbacks = _AbortCallbacks()
-
-
 @contextlib.contextmanager
 def on_abort(callback: Callable[[], None]) -> Iterator[None]:
     """Register a function to be called if this rank ends all ranks inside the `with` block."""
-    _callbacks.registered.append(callback)
+    _state.callbacks.append(callback)
     try:
         yield
     finally:
-        _callbacks.registered.remove(callback)
+        _state.callbacks.remove(callback)
 
 
 def clean_up() -> None:
@@ -183,8 +169,10 @@ def clean_up() -> None:
 
     What the functions undo may make other threads fail; these call `wait_if_aborting`.
     """
-    _callbacks.aborting_thread = threading.current_thread()
-    _callbacks.call_all()
+    _state.aborting_thread = threading.current_thread()
+    for callback in list(_state.callbacks):
+        with contextlib.suppress(Exception):
+            callback()
 
 
 def wait_if_aborting() -> None:
@@ -192,7 +180,7 @@ def wait_if_aborting() -> None:
 
     What the run has done or found wrong since then may be a consequence: that thread says why.
     """
-    while _callbacks.aborting_thread not in (None, threading.current_thread()):
+    while _state.aborting_thread not in (None, threading.current_thread()):
         time.sleep(_LOOK_INTERVAL)
 
 
@@ -249,7 +237,7 @@ def abort_all_ranks(
     print_last_line(rank, line)
     abort(status)
     forced_exit.cancel()  # MPI's abort does not return, those of tests do
-    _callbacks.aborting_thread = None
+    _state.aborting_thread = None
 
 
 def print_last_line(rank: int, text: str) -> None:
@@ -299,16 +287,6 @@ REASONS = {signal.SIGTERM: "terminated by SIGTERM", signal.SIGINT: "interrupted"
 # Open MPI terminates all ranks when one has failed, and kills them a second later. The failed rank
 # has printed its line by then, so the others stay silent this long: seconds.
 _OPEN_MPI_SILENCE = 2.0
-
-
-class _StopRequests:
-    """Whether the next SIGTERM is a request to stop that the main thread handles."""
-
-    def __init__(self) -> None:
-        self.next_sigterm_is_request = False
-
-
-_requests = _StopRequests()
 
 
 class SignalWatch:
@@ -361,8 +339,8 @@ class SignalWatch:
             numbers = os.read(self._reader, 1024)
             if not numbers:
                 return
-            if _requests.next_sigterm_is_request and signal.SIGTERM in numbers:
-                _requests.next_sigterm_is_request = False
+            if _state.next_sigterm_is_request and signal.SIGTERM in numbers:
+                _state.next_sigterm_is_request = False
                 numbers = numbers.replace(bytes([signal.SIGTERM]), b"", 1)
             for number in self.handled:
                 if number in numbers:
@@ -448,7 +426,7 @@ def collect_stop_requests() -> Iterator[list[str]]:
         if received == signal.SIGTERM:
             signal.signal(signal.SIGTERM, previous[signal.SIGTERM] or signal.SIG_DFL)
 
-    _requests.next_sigterm_is_request = True
+    _state.next_sigterm_is_request = True
     for number in previous:
         signal.signal(number, add_request)
     deliver_stop_requests()
@@ -463,6 +441,6 @@ def collect_stop_requests() -> Iterator[list[str]]:
         afterwards = dict.fromkeys(previous, signal.SIG_IGN)
         raise
     finally:
-        _requests.next_sigterm_is_request = False
+        _state.next_sigterm_is_request = False
         for number, handler in afterwards.items():
             signal.signal(number, handler or signal.SIG_DFL)

@@ -185,7 +185,6 @@ class _FirstUses(threading.local):
 
     def __init__(self) -> None:
         self.seconds = {COMPILING: 0.0, LOADING_GENERATORS: 0.0}
-        self.total = 0.0
         self.is_measuring = False
 
 
@@ -203,15 +202,13 @@ def first_use(what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        seconds = time.perf_counter() - start
-        _FIRST_USES.seconds[what] += seconds
-        _FIRST_USES.total += seconds
+        _FIRST_USES.seconds[what] += time.perf_counter() - start
         _FIRST_USES.is_measuring = False
 
 
 def first_use_seconds() -> float:
     """Return what all first uses of this thread have taken so far."""
-    return _FIRST_USES.total
+    return sum(_FIRST_USES.seconds.values())
 
 
 def first_uses() -> Mapping[str, float]:
