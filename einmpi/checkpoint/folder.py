@@ -24,7 +24,6 @@ from einmpi.checkpoint.load import (
     FORMAT,
     MANIFEST,
     PIECE_BYTES,
-    Array,
     Block,
     Contents,
     FileVersion,
@@ -42,7 +41,7 @@ from einmpi.comm.base import Comm
 from einmpi.errors import InputError, Stopped, failure
 from einmpi.files.atomic import acquire_lock, flush_path, new_token
 from einmpi.files.claims import Claim, claimed
-from einmpi.files.datasets import Dataset, SourceFile
+from einmpi.files.datasets import Array, Dataset, SourceFile
 from einmpi.files.formats import find
 from einmpi.files.specs import InputSpec
 from einmpi.job.job import Job

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import InputError
-from einmpi.files.datasets import identity_from
+from einmpi.files.datasets import Array, identity_from
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.rewrite import in_order, needed
@@ -175,7 +174,6 @@ PIECE_BYTES = 16 * 2**20  # read or written, and checked, at a time
 REMOVE_HINT = "remove it to start again, or to continue from an older one"
 _COMPLETE = re.compile(r"[0-9]{6,16}")
 
-Array: TypeAlias = npt.NDArray[Any]
 # What makes two jobs give the same numbers: the name of each part, and a text that must be equal.
 Identity: TypeAlias = Mapping[str, str]
 FileVersion: TypeAlias = tuple[int, int, int]  # as of a FileIdentity

@@ -14,7 +14,6 @@ from einmpi.arrays.dist_array import DistArray
 from einmpi.arrays.record import block_extents
 from einmpi.checkpoint.folder import SAVE, CheckpointFolder, Saving, check_inputs_stayed
 from einmpi.checkpoint.load import (
-    Array,
     Block,
     EndedLoop,
     GraphContents,
@@ -28,6 +27,7 @@ from einmpi.checkpoint.load import (
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
+from einmpi.files.datasets import Array
 from einmpi.graph.rewrite import in_order, needed, rest, saved_name
 from einmpi.job.job import Job
 from einmpi.planner.plan import Options, Plan

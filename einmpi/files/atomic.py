@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import EinmpiError, InputError
+from einmpi.files.datasets import Array
 from einmpi.files.hdf5.opening import hdf5_reason
 from einmpi.process.signals import on_abort
 
@@ -141,7 +141,7 @@ def _copy(source: int, target: int, start: int, stop: int) -> None:
         start += copied
 
 
-def write_at(descriptor: int, array: npt.NDArray[Any], offset: int) -> None:
+def write_at(descriptor: int, array: Array, offset: int) -> None:
     """Write all bytes of an array to a place in a file."""
     remaining = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     while remaining:

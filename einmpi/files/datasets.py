@@ -66,6 +66,7 @@ def identity_at(path: str) -> FileIdentity | None:
 
 
 Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = np.dtype[Any]
 
 MOST_READ_BYTES = 2**30  # by one system call
 MOST_NAMES_COMPARED = 1000  # names of datasets that are compared with one that is missing
@@ -99,12 +100,12 @@ class Dataset:
     members: tuple[Dataset, ...] = ()  # that are stacked along the first dimension
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """Return the dtype of the elements that are read."""
         return np.dtype(self.converted) if self.converted else self.stored_dtype
 
     @property
-    def stored_dtype(self) -> np.dtype[Any]:
+    def stored_dtype(self) -> DType:
         """Return the dtype of the file in this machine's byte order."""
         return np.dtype(self.stored).newbyteorder("=")
 

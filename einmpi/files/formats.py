@@ -9,9 +9,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
-
-import numpy.typing as npt
+from typing import Literal, Protocol, TypeAlias
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.contiguous import (
@@ -24,6 +22,7 @@ from einmpi.files.contiguous import (
 )
 from einmpi.files.datasets import (
     CONVERTIBLE_DTYPES,
+    Array,
     ConvertingReader,
     Dataset,
     RawReader,
@@ -63,7 +62,7 @@ CheckTarget: TypeAlias = Callable[[str, Mapping[str, str]], None]
 class ChunkWriter(Protocol):
     """Writes whole chunks of one tensor, each to a file of its own."""
 
-    def write(self, index: Sequence[int], chunk: npt.NDArray[Any]) -> None: ...
+    def write(self, index: Sequence[int], chunk: Array) -> None: ...
     def flush(self) -> None: ...
 
 

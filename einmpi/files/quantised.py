@@ -18,13 +18,14 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.contiguous import SAFETENSORS_DTYPES, find_safetensors, open_tensor
 from einmpi.files.datasets import (
     CONVERTIBLE_DTYPES,
+    Array,
     Dataset,
+    DType,
     RawReader,
     Reader,
     SourceFile,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from einmpi.schedule.regions import Box
 
 STORED_DTYPES = {**SAFETENSORS_DTYPES, "F8_E4M3": "float8_e4m3fn"}
-Matrix = npt.NDArray[Any]
+
 _MOST = {"int8": 127, "int4": 7}  # of integers that floats become
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs has bits 4k to 4k + 3
 
@@ -167,14 +168,14 @@ class QuantisedReader:
         for tensor in self.tensors.values():
             tensor.close()
 
-    def read(self, there: Box, target: Matrix, here: Box) -> None:
+    def read(self, there: Box, target: Array, here: Box) -> None:
         """Make a box, and put it into a box of the target."""
         place: Any = (*here, ...)
         for box, part in strips(there, target[place], 8 * self.recipe.pack):
             if part.size:
                 part[...] = self._box(box).reshape(part.shape)
 
-    def _box(self, box: Box) -> Matrix:
+    def _box(self, box: Box) -> Array:
         """Return a box of the tensor: rows and columns of the part of the matrix that covers it."""
         recipe = self.recipe
         indices = [np.arange(side.start, side.stop, side.step or 1) for side in box]
@@ -189,16 +190,16 @@ class QuantisedReader:
         top, bottom = int(rows.min()), int(rows.max()) + 1
         own = slice(top + recipe.first, bottom + recipe.first)
         made = self._made(own, slice(start, stop))
-        found: Matrix = made[np.ix_(rows - top, columns - start // recipe.pack)]
+        found: Array = made[np.ix_(rows - top, columns - start // recipe.pack)]
         return found
 
-    def _made(self, rows: slice, columns: slice) -> Matrix:
+    def _made(self, rows: slice, columns: slice) -> Array:
         recipe = self.recipe
         integers, scales = FORMS[recipe.form](self.tensors, recipe, rows, columns)
         if recipe.make == "scales":
             return scales.astype(recipe.dtype)
         if recipe.make == "floats":
-            floats: Matrix = integers * np.repeat(scales, recipe.group, axis=1)
+            floats: Array = integers * np.repeat(scales, recipe.group, axis=1)
             return floats.astype(recipe.dtype)
         if recipe.make == "int8":
             return integers.astype(np.int8)
@@ -206,14 +207,14 @@ class QuantisedReader:
         if integers.min() < -8 or integers.max() > 7:
             tensor = next(iter(recipe.parts.values()))
             raise InputError(tensor[0], f"{tensor[1]} has integers of more than 4 bits")
-        packed: Matrix = shifted[:, ::2] | shifted[:, 1::2] << 4
+        packed: Array = shifted[:, ::2] | shifted[:, 1::2] << 4
         return packed
 
 
-def _flat(indices: list[Matrix], shape: tuple[int, ...]) -> Matrix:
+def _flat(indices: list[Array], shape: tuple[int, ...]) -> Array:
     """Return the numbers of the elements of a box in a tensor that is laid out in one row."""
     grid = np.meshgrid(*indices, indexing="ij")
-    flat: Matrix = np.ravel_multi_index(tuple(part.ravel() for part in grid), shape)
+    flat: Array = np.ravel_multi_index(tuple(part.ravel() for part in grid), shape)
     return flat
 
 
@@ -228,7 +229,7 @@ class StoredMatrix:
         return self.dataset.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         return self.dataset.stored_dtype
 
     @cached_property
@@ -240,19 +241,19 @@ class StoredMatrix:
         if "reader" in self.__dict__:
             self.reader.close()
 
-    def part(self, rows: slice, columns: slice) -> Matrix:
+    def part(self, rows: slice, columns: slice) -> Array:
         """Return some rows and columns."""
         shape = (rows.stop - rows.start, columns.stop - columns.start)
         found = np.empty(shape, self.dtype)
         self.reader.read((rows, columns), found, (slice(0, shape[0]), slice(0, shape[1])))
         return found
 
-    def whole(self) -> Matrix:
+    def whole(self) -> Array:
         """Return all of it."""
         return self._whole
 
     @cached_property
-    def _whole(self) -> Matrix:
+    def _whole(self) -> Array:
         return self.part(slice(0, self.shape[0]), slice(0, self.shape[1]))
 
 
@@ -268,7 +269,7 @@ def stored_matrix(file: str, tensor: str) -> StoredMatrix:
 
 
 _Tensors = Mapping[str, StoredMatrix]
-_Numbers = tuple[Matrix, Matrix]
+_Numbers = tuple[Array, Array]
 
 
 def _rounded(tensors: _Tensors, recipe: Recipe, rows: slice, columns: slice) -> _Numbers:
@@ -330,16 +331,16 @@ def _groups(
     return zeros[:, each], scales[:, each[:: recipe.group]]
 
 
-def _in_order(words: Matrix, order: tuple[int, ...]) -> Matrix:
+def _in_order(words: Array, order: tuple[int, ...]) -> Array:
     """Return the numbers of words, eight beside one another; `order` says which has which bits."""
     numbers = np.empty((*words.shape, 8), np.int16)
     numbers[..., order] = _nibbles(words)
     return numbers.reshape(len(words), -1)
 
 
-def _nibbles(words: Matrix) -> Matrix:
+def _nibbles(words: Array) -> Array:
     """Return the eight 4-bit numbers of each word in a dimension after it, the lowest first."""
-    bits: Matrix = words.view(np.uint32)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    bits: Array = words.view(np.uint32)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
     return bits.astype(np.int16)
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
-from einmpi.files.datasets import Dataset, Reader, check_unchanged
+from einmpi.files.datasets import Array, Dataset, DType, Reader, check_unchanged
 from einmpi.files.formats import find, find_sparse, open_reader
 from einmpi.files.specs import InputSpec, Range
 from einmpi.graph.dtypes import DTYPES
@@ -26,7 +26,6 @@ from einmpi.schedule.regions import Box, Region, boxes, sides
 from einmpi.schedule.shared_reads import Bounds, shared_read
 from einmpi.special_functions import special_function
 
-Array: TypeAlias = npt.NDArray[Any]
 Cells: TypeAlias = dict[int, tuple[Bounds, Array]]
 # For each dimension: runs of the tensor, each with its place in the target.
 Sides: TypeAlias = list[list[tuple[slice, slice]]]
@@ -342,7 +341,7 @@ def stored_form(dataset: Dataset) -> StoredForm:
 # An element depends on the spec and on its number, never on how the tensor is cut.
 
 
-DType: TypeAlias = np.dtype[Any]
+Words: TypeAlias = npt.NDArray[np.uint64]
 # (spec, dtype, first element, element after the last) → the elements.
 Generator: TypeAlias = Callable[[InputSpec, DType, int, int], Array]
 
@@ -433,19 +432,19 @@ def _fill_run(spec: InputSpec, name: str, first: int, target: Array) -> None:
 # ---- distributions ------------------------------------------------------------------------------
 
 
-def words(seed: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
+def words(seed: int, start: int, stop: int) -> Words:
     """Return the random 64-bit words [start, stop) of the stream of a seed.
 
     Philox is a counter that gives four words a step, so it can start anywhere.
     """
     stream = np.random.Philox(key=seed)
     stream.advance(start // 4)
-    found: npt.NDArray[np.uint64] = stream.random_raw(stop - start // 4 * 4)
+    found: Words = stream.random_raw(stop - start // 4 * 4)
     return found[start % 4 :]
 
 
 def _from_words(
-    convert: Callable[[InputSpec, DType, npt.NDArray[np.uint64]], Array],
+    convert: Callable[[InputSpec, DType, Words], Array],
 ) -> Generator:
     """Return a generator that takes one word for a real number and two for a complex one."""
 
@@ -458,7 +457,7 @@ def _from_words(
     return generator
 
 
-def _normal(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Array:
+def _normal(spec: InputSpec, dtype: DType, word: Words) -> Array:
     with first_use(LOADING_GENERATORS):
         ndtri = special_function("ndtri")
     # 52 bits plus a half are exact, so this is never 0 or 1, where the inverse is infinite.
@@ -466,7 +465,7 @@ def _normal(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Arra
     return values.astype(dtype)
 
 
-def _uniform(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Array:
+def _uniform(spec: InputSpec, dtype: DType, word: Words) -> Array:
     if dtype.kind == "b":
         return (word & np.uint64(1)).astype(dtype)
     if dtype.kind in "iu":
@@ -574,7 +573,7 @@ def find_planned(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> Dataset
     return found
 
 
-def load_array(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+def load_array(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> Array:
     """Return all elements of an input."""
     array = np.empty(shape, dtype)
     if spec.file is None:

@@ -13,7 +13,6 @@ from math import prod
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import Comm
@@ -30,7 +29,7 @@ from einmpi.files.atomic import (
     write_at,
 )
 from einmpi.files.claims import Claim, claimed
-from einmpi.files.datasets import Dataset, FileIdentity, identity_at
+from einmpi.files.datasets import Array, Dataset, DType, FileIdentity, identity_at
 from einmpi.files.formats import FileFormat, OpenChunkWriter
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.journal import Draft, publish_all
@@ -49,9 +48,6 @@ from einmpi.schedule.steps import Transfer
 #
 # Write the elements of tensors to a file: each rank assembles pieces in the file's order.
 
-
-Array: TypeAlias = npt.NDArray[Any]
-DType: TypeAlias = np.dtype[Any]
 
 # Bytes that a rank assembles before it writes them; message buffers have this size too.
 WINDOW_BYTES = 2**24

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 import contextlib
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import one_of
-from einmpi.files.datasets import Dataset, RawReader, Reader, check_identity
+from einmpi.files.datasets import Array, Dataset, DType, RawReader, Reader, check_identity
 from einmpi.files.hdf5.opening import check_hdf5, datasets_in, names_and_packing
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.schedule.regions import Box
@@ -343,8 +342,6 @@ def _expanded_prefix(prefix: str, holder: str) -> str:
     return prefix
 
 
-DType: TypeAlias = np.dtype[Any]
-
 _UNSUPPORTED = {"O": "a string or of variable length", "S": "a string", "V": "opaque"}
 
 
@@ -429,7 +426,7 @@ class Hdf5Reader:
     def close(self) -> None:
         self.stack.close()
 
-    def read(self, there: Box, target: npt.NDArray[Any], here: Box) -> None:
+    def read(self, there: Box, target: Array, here: Box) -> None:
         """Read a box of the dataset into a box of the target."""
         if not target[here].size:
             return

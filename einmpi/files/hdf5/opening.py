@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.datasets import MOST_NAMES_COMPARED, Dataset, check_file
+from einmpi.files.datasets import MOST_NAMES_COMPARED, Array, Dataset, check_file
 from einmpi.files.specs import StorageSpec
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def _make_scale(
 class Coordinate(NamedTuple):
     """The values along a dimension, such as times, and what the file says about them: units."""
 
-    values: npt.NDArray[Any]
+    values: Array
     attributes: dict[str, Any]
 
 
@@ -513,7 +512,7 @@ def _open_for_reading(file: str) -> h5py.File:
     return h5py.File(ClosedView(file), "r")
 
 
-def draft_table(draft: str, target: str, path: str, rows: npt.NDArray[Any]) -> None:
+def draft_table(draft: str, target: str, path: str, rows: Array) -> None:
     """Fill an empty draft with all of the target and with a table that has these rows.
 
     A table of the same name is replaced.
@@ -549,7 +548,7 @@ class GrowingTable:
         # From now on HDF5 writes in an order that leaves a whole file at any time.
         self.handle.swmr_mode = True
 
-    def append(self, rows: npt.NDArray[Any]) -> None:
+    def append(self, rows: Array) -> None:
         """Add rows at the end."""
         count = len(self.dataset)
         self.dataset.resize((count + len(rows),))

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import Dataset
+from einmpi.files.datasets import Array, Dataset
 from einmpi.files.hdf5.datasets import find, follow_inside, open_reader
 from einmpi.files.hdf5.opening import check_hdf5, damage_reported, opened
 from einmpi.files.sparse.found import (
     GENERAL,
-    Array,
     SparseFile,
     Stored,
     check_shape,

@@ -7,13 +7,13 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.atomic import check_room, make_draft
+from einmpi.files.datasets import Array
 from einmpi.files.hdf5.datasets import as_in_memory, follow_inside, offset_in_file
 from einmpi.files.hdf5.opening import (
     damage_reported,
@@ -259,9 +259,7 @@ def _is_reusable(handle: h5py.File, name: str, spec: StorageSpec) -> bool:
 # ---- chunks -------------------------------------------------------------------------------------
 
 
-def encode(
-    array: npt.NDArray[Any], chunks: tuple[int, ...], compression: str | None
-) -> list[Chunk]:
+def encode(array: Array, chunks: tuple[int, ...], compression: str | None) -> list[Chunk]:
     """Cut an array into chunks, in order. Chunks at the edges are filled up with zeros."""
     corners = list(corners_of(array.shape, chunks))
     encoded: list[Chunk] = []
@@ -276,9 +274,7 @@ def encode(
     return encoded
 
 
-def chunk_at(
-    array: npt.NDArray[Any], corner: tuple[int, ...], chunks: tuple[int, ...]
-) -> npt.NDArray[Any]:
+def chunk_at(array: Array, corner: tuple[int, ...], chunks: tuple[int, ...]) -> Array:
     """Return the chunk at a corner of an array, filled up with zeros at the edges."""
     box = tuple(slice(start, start + chunk) for start, chunk in zip(corner, chunks, strict=True))
     part = array[box]
@@ -289,7 +285,7 @@ def chunk_at(
     return whole
 
 
-def _compressed(array: npt.NDArray[Any], chunks: tuple[int, ...], compression: str) -> list[Chunk]:
+def _compressed(array: Array, chunks: tuple[int, ...], compression: str) -> list[Chunk]:
     """Compress chunks that lie one after another along the first dimension.
 
     HDF5 itself does it, in memory, so that every rank can encode its own. It needs several

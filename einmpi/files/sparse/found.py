@@ -9,13 +9,11 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import Dataset, Reader, SourceFile, check_file, identity_at
+from einmpi.files.datasets import Array, Dataset, DType, Reader, SourceFile, check_file, identity_at
 from einmpi.files.specs import InputSpec, Number
 
-Array: TypeAlias = npt.NDArray[Any]
 # The keys, an array for each key dimension, and the values.
 Stored: TypeAlias = tuple[Sequence[Array], Array]
 
@@ -34,7 +32,7 @@ class SparseFile:
     spec: InputSpec
     form: str
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: DType
     stored: int | None
     arrays: Mapping[str, Dataset]
     build: Callable[[SparseFile, Mapping[str, Array]], Stored]

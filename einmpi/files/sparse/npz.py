@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import Dataset, SourceFile
+from einmpi.files.datasets import Array, Dataset, SourceFile
 from einmpi.files.sparse.found import (
-    Array,
     SparseFile,
     Stored,
     check_shape,

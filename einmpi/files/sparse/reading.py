@@ -14,10 +14,10 @@ import numpy as np
 from einmpi.comm.agreement import abort_on_divergence, together
 from einmpi.comm.base import Comm, pieces_of
 from einmpi.errors import InputError
-from einmpi.files.datasets import Dataset, check_unchanged
+from einmpi.files.datasets import Array, Dataset, check_unchanged
 from einmpi.files.formats import find_sparse, open_reader
 from einmpi.files.reading import generate, words
-from einmpi.files.sparse.found import Array, SparseFile, rows_of
+from einmpi.files.sparse.found import SparseFile, rows_of
 from einmpi.files.sparse.text import LINES, own_lines
 from einmpi.files.specs import InputSpec
 from einmpi.graph.sparse.coordinates import Coordinates

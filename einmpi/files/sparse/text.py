@@ -11,16 +11,14 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.atomic import make_draft
-from einmpi.files.datasets import Dataset, RawReader, SourceFile
+from einmpi.files.datasets import Array, Dataset, DType, RawReader, SourceFile
 from einmpi.files.sparse.found import (
     GENERAL,
-    Array,
     SparseFile,
     Stored,
     check_symmetry,
@@ -30,7 +28,6 @@ from einmpi.files.sparse.found import (
 )
 from einmpi.files.specs import InputSpec, Place, StorageSpec
 
-DType: TypeAlias = np.dtype[Any]
 LINES = "lines"  # the only part of a text
 _BLOCK_BYTES = 2**16  # read at a time to find the end of a line
 _MOST_HEADER_BYTES = 2**20  # of a line of a header

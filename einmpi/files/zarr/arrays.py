@@ -11,15 +11,15 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.atomic import FileRefused, flush_folder, flush_path
 from einmpi.files.datasets import (
     MOST_NAMES_COMPARED,
+    Array,
     Dataset,
     FileIdentity,
     SourceFile,
@@ -49,8 +49,6 @@ from einmpi.schedule.regions import Box
 #
 # Arrays in zarr stores: which there are, how they are stored, their elements chunk by chunk.
 
-
-Array: TypeAlias = npt.NDArray[Any]
 
 STORE = "a zarr store, which is a folder"
 _VERSION_2_FILES = (".zarray", ".zgroup", ".zattrs")

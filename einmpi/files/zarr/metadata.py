@@ -15,10 +15,9 @@ from hashlib import sha256
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from einmpi.errors import one_of
-from einmpi.files.datasets import FileIdentity
+from einmpi.files.datasets import Array, DType, FileIdentity
 from einmpi.graph.dtypes import numpy_dtypes
 
 # ---- codecs --------------------------------------------------------------------------------------
@@ -26,7 +25,6 @@ from einmpi.graph.dtypes import numpy_dtypes
 # The codecs of zarr arrays: how the elements of a chunk become the bytes of its file.
 
 
-Array: TypeAlias = npt.NDArray[Any]
 Configuration: TypeAlias = Mapping[str, Any]
 
 _EXTRA = "install einmpi[zarr]"
@@ -162,7 +160,7 @@ class Pipeline:
     `stored` is the dtype with its byte order. All codecs are in the order of encoding.
     """
 
-    stored: np.dtype[Any]
+    stored: DType
     chunk: tuple[int, ...]
     transposes: tuple[tuple[int, ...], ...] = ()
     compressors: tuple[Compressor, ...] = ()
@@ -209,7 +207,6 @@ class Pipeline:
         return compressor.encode(np.ascontiguousarray(array))
 
 
-DType: TypeAlias = np.dtype[Any]
 Content: TypeAlias = dict[str, Any]
 
 METADATA_FILE = "zarr.json"
