@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -508,12 +508,8 @@ def _read_limits(
     entry: Entry, random: str, dtype: str, sizes: Mapping[str, int]
 ) -> tuple[int | float, int | float]:
     """Return low and high, checked against the dtype."""
-    limits: dict[str, int | float] = {"low": 0, "high": 1}
-    for key in ("low", "high"):
-        if entry[key].value is not None:
-            limits[key] = _read_limit(entry[key], random, dtype, sizes)
-    low = limits["low"]
-    high = limits["high"]
+    low = _read_limit(entry["low"], 0, random, dtype, sizes)
+    high = _read_limit(entry["high"], 1, random, dtype, sizes)
     is_integer = DTYPES[dtype].kind in "iu"
     if random in _WITH_LIMITS and is_integer and entry["high"].value is None:
         raise entry.wrong(
@@ -525,13 +521,15 @@ def _read_limits(
     return low, high
 
 
-def _read_limit(entry: Entry, random: str, dtype: str, sizes: Mapping[str, int]) -> int | float:
+def _read_limit(
+    entry: Entry, default: int, random: str, dtype: str, sizes: Mapping[str, int]
+) -> int | float:
     key = entry.key
-    given: int | float = entry.value
+    given: Any = entry.value
+    if given is None:
+        return default
     if isinstance(given, str):  # arithmetic on sizes
-        number = entry.whole_number(sizes)
-        assert number is not None, "a string is a number, or refused"
-        given = number
+        given = entry.whole_number(sizes)
     kind = DTYPES[dtype].kind
     if random not in _WITH_LIMITS:
         raise entry.wrong(
@@ -542,20 +540,13 @@ def _read_limit(entry: Entry, random: str, dtype: str, sizes: Mapping[str, int])
             f"{key} cannot be combined with dtype {dtype}",
             "an integer, float or complex dtype",
         )
-    least: int | float
-    most: int | float
-    if kind in "iu":
-        if type(given) is not int:
-            raise entry.wrong(f"{key} is {kind_of(given)}", "an integer")
-        least = int(np.iinfo(dtype).min)
-        most = int(np.iinfo(dtype).max)
-    else:
-        if type(given) is not int and type(given) is not float:
-            raise entry.wrong(f"{key} is {kind_of(given)}", "a number")
-        # numpy does not know the limits of bfloat16, which are those of float32.
-        limits = np.finfo(DTYPES[dtype].file_dtype)
-        least = float(limits.min)
-        most = float(limits.max)
+    is_integer = kind in "iu"
+    if type(given) is not int and (is_integer or type(given) is not float):
+        raise entry.wrong(f"{key} is {kind_of(given)}", "an integer" if is_integer else "a number")
+    # numpy does not know the limits of bfloat16, which are those of float32.
+    limits = np.iinfo(dtype) if is_integer else np.finfo(DTYPES[dtype].file_dtype)
+    least, most = (end if is_integer else float(end) for end in (limits.min, limits.max))
     if not least <= given <= most:  # nan neither
         raise entry.wrong(f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}")
-    return given
+    number: int | float = given
+    return number

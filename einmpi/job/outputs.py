@@ -31,53 +31,33 @@ def read_outputs(entry: Entry, computed: tuple[str, ...]) -> tuple[OutputSpec, .
     """
     known = dict.fromkeys(computed)
     outputs: list[OutputSpec] = []
-    stored: dict[tuple[str, str], OutputSpec] = {}  # (file, path inside it) → output
-    inside: dict[tuple[str, str], OutputSpec] = {}  # (file, group inside it) → first output in it
+    stored: dict[tuple[str, str], OutputSpec] = {}  # by the file and the path inside it
+    first: dict[tuple[str, str], OutputSpec] = {}  # the same of the first one there, or inside
     for name in entry.table():
         spec = _read_output(entry[name], name, known)
         if spec.inside == "/" and known_format(spec.place, spec.file).default_name != "/":
             expected = "the path of a dataset or of a group in it"
             raise InputError(spec.place, f"{spec.target} is all of a file", expected)
-        groups = _groups_around(spec.inside)
-        _check_separate(spec, groups, stored, inside)
-        stored[spec.file, spec.inside.rstrip("/")] = spec
-        for group in groups:
-            inside.setdefault((spec.file, group), spec)
+        path = spec.inside.rstrip("/")
+        here = spec.file, path
+        around = [(spec.file, path[:end]) for end, letter in enumerate(path) if letter == "/"]
+        for other in (first.get(here), *map(stored.get, around)):
+            if other is not None:
+                raise _not_separate(other, spec)
+        stored[here] = spec
+        for place in (here, *around):
+            first.setdefault(place, spec)
         outputs.append(spec)
     return tuple(outputs)
 
 
-def _groups_around(path: str) -> list[str]:
-    """Return the paths that a dataset's path leads through: "/a" and "/a/b" of "/a/b/c".
-
-    The first of them is the file as a whole, "".
-    """
-    steps = path.rstrip("/").split("/")
-    return ["/".join(steps[:count]) for count in range(1, len(steps))]
-
-
-def _check_separate(
-    new: OutputSpec,
-    groups: list[str],
-    stored: Mapping[tuple[str, str], OutputSpec],
-    inside: Mapping[tuple[str, str], OutputSpec],
-) -> None:
-    """Refuse an output that would overwrite one before it, or lie inside it or around it."""
-    path = new.inside.rstrip("/")
-    other = stored.get((new.file, path))
-    conflict = f"both be {new.target}"
-    if other is None:
-        conflict = f"be one inside the other in {new.file}"
-        other = inside.get((new.file, path))
-    for group in groups:
-        if other is None:
-            other = stored.get((new.file, group))
-    if other is not None:
-        raise InputError(
-            new.place,
-            f"outputs {other.name} and {new.name} would {conflict}",
-            "a separate dataset for each output",
-        )
+def _not_separate(other: OutputSpec, new: OutputSpec) -> InputError:
+    """Return the error for an output that would overwrite another one, or be inside or around."""
+    conflict = f"be one inside the other in {new.file}"
+    if other.target.rstrip("/") == new.target.rstrip("/"):
+        conflict = f"both be {new.target}"
+    what = f"outputs {other.name} and {new.name} would {conflict}"
+    return InputError(new.place, what, "a separate dataset for each output")
 
 
 def _read_output(entry: Entry, name: str, computed: Mapping[str, None]) -> OutputSpec:
@@ -95,24 +75,21 @@ def _read_output(entry: Entry, name: str, computed: Mapping[str, None]) -> Outpu
     entry.table(_all_keys())
     file = _required(entry, "file", 'file = "FILE.h5", dataset = "/NAME"')
     file_format = check_file(place, file, writable=True)
-    assert file_format.write is not None
-    allowed = ["file", file_format.key, *file_format.write.options, "dtype", "parts"]
-    if not file_format.key:
-        allowed.remove("")
+    methods = file_format.write
+    assert methods is not None
+    name_key = file_format.key
+    keys = ("file", name_key, *methods.options, "dtype", "parts")
+    allowed = list(filter(None, keys))  # without a key for the name, if there is none
     for key in given:
         if key not in allowed:
-            raise entry[key].wrong(
-                f"{key} cannot be combined with a {suffix_of(file)} file",
-                one_of(allowed),
-            )
+            what = f"{key} cannot be combined with a {suffix_of(file)} file"
+            raise entry[key].wrong(what, one_of(allowed))
     inside = ""
-    if file_format.key:
-        example = f'{file_format.key} = "{file_format.example_name}"'
-        name_in_file = entry[file_format.key].get(str) or file_format.default_name
+    if name_key:
+        name_in_file = entry[name_key].get(str) or file_format.default_name
         if not name_in_file:
-            name_in_file = _required(entry, file_format.key, example)
+            name_in_file = _required(entry, name_key, f'{name_key} = "{file_format.example_name}"')
         inside = file_format.check_name(place, name_in_file)
-    methods = file_format.write
     compression = entry["compression"].choice(methods.compressions, "") or None
     if compression is not None:
         methods.check_compression(entry["compression"].place, compression)
@@ -130,14 +107,14 @@ def _read_output(entry: Entry, name: str, computed: Mapping[str, None]) -> Outpu
 
 def _all_keys() -> list[str]:
     """Return the keys that outputs have, over all formats that can be written."""
-    keys = ["file"]
+    names: list[str] = []
     options: list[str] = []
     for file_format in all_formats():
         if file_format.write is not None:
-            if file_format.key and file_format.key not in keys:
-                keys.append(file_format.key)
+            names.append(file_format.key)
             options.extend(file_format.write.options)
-    return [*keys, *dict.fromkeys(options), "dtype", "parts"]
+    keys = dict.fromkeys(("file", *names, *options, "dtype", "parts"))
+    return [key for key in keys if key]
 
 
 def _required(entry: Entry, key: str, example: str) -> str:
