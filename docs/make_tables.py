@@ -10,7 +10,7 @@ from einmpi.files.formats import all_formats
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
-from einmpi.job.settings import SETTINGS, all_backends
+from einmpi.job.settings import BACKENDS, SETTINGS
 from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
@@ -116,7 +116,7 @@ def formats_table():
 
 
 def backends_table():
-    rows = [(f"`{known.name}`", known.documentation) for known in all_backends()]
+    rows = [(f"`{known.name}`", known.documentation) for known in BACKENDS.values()]
     return markdown(("`backend`", "computes on"), rows)
 
 

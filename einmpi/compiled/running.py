@@ -17,7 +17,7 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.inputs import Inputs, PrepareTaking, taking_on_host
 from einmpi.errors import InputError
 from einmpi.job.job import Job
-from einmpi.job.settings import backend_record
+from einmpi.job.settings import BACKENDS
 from einmpi.kernels.cpu.blas_library.choice import use_blas
 from einmpi.log import LOGGER
 from einmpi.planner.plan import Plan
@@ -130,7 +130,7 @@ class Workplace:
 
 def workplace_of(job: Job, comm: Comm) -> Workplace:
     """Set up the backend that a job asks for."""
-    record = backend_record(job.backend)
+    record = BACKENDS[job.backend]
     set_up: Callable[[Job, Comm], Workplace] = pkgutil.resolve_name(record.workplace)
     return set_up(job, comm)
 

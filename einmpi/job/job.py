@@ -23,10 +23,10 @@ from einmpi.job.loop_table import check_rate, has_word
 from einmpi.job.outputs import HistorySpec
 from einmpi.job.program_text import ProgramText, parameter_types, written_training
 from einmpi.job.settings import (
+    BACKENDS,
     SETTINGS,
     SHARED_MODES,
     Settings,
-    backend_record,
     checked_recompute,
     with_settings_listed,
 )
@@ -173,7 +173,7 @@ class Job(Settings):
 
 def may_share_memory(job: Job) -> bool:
     """Return whether the ranks of a node may share memory, if the system lets them."""
-    return job.shared == SHARED_MODES[0] and backend_record(job.backend).is_on_host
+    return job.shared == SHARED_MODES[0] and BACKENDS[job.backend].is_on_host
 
 
 def with_settings(job: Job, given: Mapping[str, Any], as_flags: bool = False) -> Job:
@@ -217,7 +217,7 @@ def options_of(job: Job, nodes: int = 1, **settings: Any) -> Options:
     for name, parts in (job.pin or {}).items():
         pins[name] = parts
         places.pop(name, None)
-    backend = backend_record(job.backend)
+    backend = BACKENDS[job.backend]
     decoded = 0
     if job.memory is not None and backend.is_on_host:
         decoded = max(map(decoded_bytes, used_inputs), default=0)

@@ -63,53 +63,23 @@ class BackendRecord:
     is_on_host: bool = False
 
 
-_BACKENDS: dict[str, BackendRecord] = {}
-
-
-def register_backend(new: BackendRecord) -> None:
-    """Add a backend. Raise ValueError if its name is taken."""
-    if new.name in _BACKENDS:
-        raise ValueError(f"there is a backend {new.name!r} already")
-    _BACKENDS[new.name] = new
-
-
-def unregister_backend(name: str) -> None:
-    """Remove a backend that `register_backend` has added."""
-    del _BACKENDS[name]
-
-
-def all_backends() -> tuple[BackendRecord, ...]:
-    """Return all backends in the order in which they were registered; the first is the default."""
-    return tuple(_BACKENDS.values())
-
-
-def backend_names() -> tuple[str, ...]:
-    """Return the names of all backends."""
-    return tuple(_BACKENDS)
-
-
-def backend_record(name: str) -> BackendRecord:
-    """Return the backend with this name."""
-    return _BACKENDS[name]
-
-
-register_backend(
+_RECORDS = (
     BackendRecord(
         name="numpy",
         documentation="CPUs: NumPy, BLAS and compiled loops",
         workplace="einmpi.compiled.running:on_host",
         is_on_host=True,
-    )
-)
-register_backend(
+    ),
     BackendRecord(
         name="cupy",
         documentation="[GPUs](gpu.md) of NVIDIA: CuPy, cuBLAS and compiled kernels",
         workplace="einmpi.compiled.running:on_gpu",
         chain_bytes=2**28,
         operations_of_a_byte=64,
-    )
+    ),
 )
+BACKENDS = {record.name: record for record in _RECORDS}
+DEFAULT_BACKEND = _RECORDS[0].name
 
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -341,11 +311,11 @@ class Settings:
         "their entries",
     )
     backend: str = setting(
-        backend_names()[0],
+        DEFAULT_BACKEND,
         CHOICE,
         "what computes: one of the [backends](job_file.md#run)",
         table="run",
-        choices=backend_names,
+        choices=BACKENDS.keys,
         help="numpy, or cupy for GPUs; the job's own by default",
         group="ranks",
     )

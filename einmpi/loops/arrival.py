@@ -14,7 +14,7 @@ from einmpi.compiled.given_inputs import with_inputs
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job, loop_of
-from einmpi.job.settings import backend_names
+from einmpi.job.settings import DEFAULT_BACKEND
 from einmpi.loops.batches import plan_batches
 from einmpi.loops.stages import (
     Stages,
@@ -104,8 +104,7 @@ def inputs_that_stay(
 
     They are loaded once. Tensors that a loop carries, or that a loop computes, are not among them.
     """
-    on_host = backend_names()[0]
-    if after.step.backend != on_host:
+    if after.step.backend != DEFAULT_BACKEND:
         return ()
     if plan_before.spilled or plan_after.spilled:
         return ()

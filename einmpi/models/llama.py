@@ -20,7 +20,7 @@ from einmpi.errors import InputError
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
 from einmpi.job.job import Job, program_job
-from einmpi.job.settings import backend_names, truth_value
+from einmpi.job.settings import BACKENDS, truth_value
 from einmpi.models.chat import Answer, Message, checked_messages, open_template
 from einmpi.models.config import NAMED, Config, read_config
 from einmpi.models.modules import AT
@@ -101,7 +101,7 @@ def checked_settings(
         raise InputError("weights", problem)
     return Settings(
         known_name("dtype", config.dtype if dtype is None else dtype, CONVERTIBLE_DTYPES),
-        known_name("backend", backend, backend_names()),
+        known_name("backend", backend, BACKENDS),
         None if memory is None else parse_bytes(str(memory), "memory"),
         known_name("strategy", DEFAULT_STRATEGY if strategy is None else strategy, STRATEGIES),
         None if weights is None else BITS[known_name("weights", weights, tuple(BITS))],

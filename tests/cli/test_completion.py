@@ -10,7 +10,7 @@ from paths import ROOT
 from einmpi.cli.help import completion_script
 from einmpi.cli.main import COMMANDS
 from einmpi.cli.options import SHELLS, options_of
-from einmpi.job.settings import backend_names
+from einmpi.job.settings import BACKENDS
 from einmpi.planner.strategies import STRATEGIES
 
 
@@ -67,7 +67,7 @@ JOBS = {"one.toml", "two.toml", "sub", "two words"}
         (["plan", "one.toml", "--strategy", ""], set(STRATEGIES)),
         (["plan", "one.toml", "--strategy", "=", "ein"], {"eindecomp", "eindecomp-paper"}),
         (["plan", "one.toml", "--strategy", "="], set(STRATEGIES)),
-        (["run", "one.toml", "--backend", ""], set(backend_names())),
+        (["run", "one.toml", "--backend", ""], set(BACKENDS)),
         (["one.toml", "--dtype", "f"], {"float16", "float32", "float64"}),
         (["plan", "one.toml", "--json", "n"], {"notes.txt"}),
         (["plan", "one.toml", "-n", ""], set()),

@@ -1,4 +1,4 @@
-"""A backend is one record: a new one is registered at run time and can be used in a job."""
+"""A backend is one record: a new one can be added at run time and used in a job."""
 
 import sys
 import types
@@ -9,20 +9,14 @@ from job_text import PROGRAM, error
 
 import einmpi
 from einmpi.compiled.running import on_host
-from einmpi.job.settings import (
-    BackendRecord,
-    all_backends,
-    backend_names,
-    register_backend,
-    unregister_backend,
-)
+from einmpi.job.settings import BACKENDS, BackendRecord
 
 JOB = PROGRAM + 'inputs.A = { random = "arange", shape = [3] }\nrun.backend = "counted"\n'
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Register a backend that counts how often it is set up and computes on the CPU."""
+    """Add a backend that counts how often it is set up and computes on the CPU."""
     made = []
 
     def workplace(job, comm):
@@ -32,9 +26,9 @@ def calls(monkeypatch):
     module = types.ModuleType("counted_backend")
     module.workplace = workplace
     monkeypatch.setitem(sys.modules, "counted_backend", module)
-    register_backend(BackendRecord("counted", "for a test", "counted_backend:workplace"))
-    yield made
-    unregister_backend("counted")
+    record = BackendRecord("counted", "for a test", "counted_backend:workplace")
+    monkeypatch.setitem(BACKENDS, "counted", record)
+    return made
 
 
 @pytest.mark.usefixtures("in_folder")
@@ -49,10 +43,5 @@ def test_a_new_backend_runs_a_job(calls):
 
 @pytest.mark.usefixtures("in_folder")
 def test_unknown_backends():
-    assert backend_names() == ("numpy", "cupy")
+    assert list(BACKENDS) == ["numpy", "cupy"]
     assert error(JOB) == ("job.toml:3:5: unknown backend 'counted'; expected one of numpy, cupy")
-
-
-def test_a_name_is_registered_once():
-    with pytest.raises(ValueError, match="there is a backend 'numpy' already"):
-        register_backend(all_backends()[0])
