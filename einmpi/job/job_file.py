@@ -35,7 +35,7 @@ from einmpi.job.program_text import (
     maker_of,
     read_loop_texts,
     read_program_text,
-    with_results,
+    results_of_loops,
 )
 from einmpi.job.settings import SETTINGS, checked_recompute, read_settings, settings_in
 from einmpi.language.syntax import Source
@@ -139,10 +139,11 @@ def _job_of_loops(
     made = [name for program in programs for name in (*program.computed, *program.carried)]
     outputs = read_outputs(document["outputs"], tuple(made))
     loops: list[Job] = []
-    for number, text in enumerate(with_results(programs, outputs)):
+    results_of_all = results_of_loops(programs, outputs)
+    for number, (program, results) in enumerate(zip(programs, results_of_all, strict=True)):
         own = [spec for spec in outputs if maker_of(programs, spec.name) == number]
-        names = unique(text.results, text.program.needed_by_loop())
-        loops.append(make_job(text.program, tuple(own), names, text.results))
+        names = unique(results, program.needed_by_loop())
+        loops.append(make_job(program, tuple(own), names, results))
     return replace(loops[0], inputs=tuple(inputs), outputs=outputs, loops=tuple(loops))
 
 

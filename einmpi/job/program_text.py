@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec, OutputSpec
@@ -55,14 +54,6 @@ class ProgramText:
     def needed_by_loop(self) -> tuple[str, ...]:
         """Return the tensors that a loop carries, records or looks at."""
         return () if self.loop_table is None else self.loop_table.needed(self.computed)
-
-    @property
-    def default_outputs(self) -> tuple[str, ...]:
-        """The tensors that are results if the job names none: those that no statement uses.
-
-        Of a program that is trained, statements of its own count.
-        """
-        return self.written.outputs if self.results is None else self.results
 
     @cached_property
     def written(self) -> EinGraph:
@@ -253,13 +244,6 @@ def _without(
 # ---- several loops -------------------------------------------------------------------------------
 
 
-class LoopText(NamedTuple):
-    """One of several loops: its program, and the tensors of its last step that are results."""
-
-    program: ProgramText
-    results: tuple[str, ...]
-
-
 def read_loop_texts(
     document: Entry,
     inputs: Sequence[InputSpec],
@@ -302,8 +286,10 @@ def _results_of(program: ProgramText) -> dict[str, InputSpec]:
     return found
 
 
-def with_results(programs: Sequence[ProgramText], outputs: Sequence[OutputSpec]) -> list[LoopText]:
-    """Return the loops with their results: outputs of the job, and what later loops read.
+def results_of_loops(
+    programs: Sequence[ProgramText], outputs: Sequence[OutputSpec]
+) -> list[tuple[str, ...]]:
+    """Return the results of each loop: outputs of the job, and what later loops read.
 
     Without outputs of the job, the tensors that no statement uses are results.
     """
@@ -311,14 +297,15 @@ def with_results(programs: Sequence[ProgramText], outputs: Sequence[OutputSpec])
     stored = [spec.name for spec in outputs]
     for number, program in enumerate(programs):
         later = programs[number + 1 :]
-        default = program.default_outputs
+        # Of a program that is trained, statements of its own count.
+        unused = program.written.outputs if program.results is None else program.results
         own = []
         for name in program.computed:
-            is_wanted = name in stored if stored else name in default
+            is_wanted = name in (stored or unused)
             if is_wanted and not any(_makes(other, name) for other in later):
                 own.append(name)
         read_later = [name for name in program.computed if _is_read(name, later)]
-        found.append(LoopText(program, unique(own, read_later)))
+        found.append(unique(own, read_later))
     return found
 
 
@@ -329,8 +316,7 @@ def _makes(program: ProgramText, name: str) -> bool:
 def _is_read(name: str, later: Sequence[ProgramText]) -> bool:
     """Return whether one of the later loops reads a tensor before another one makes it anew."""
     for program in later:
-        inputs = [vertex.name for vertex in program.written.inputs]
-        if name in inputs:
+        if any(vertex.name == name for vertex in program.written.inputs):
             return True
         if _makes(program, name):
             return False
@@ -339,5 +325,4 @@ def _is_read(name: str, later: Sequence[ProgramText]) -> bool:
 
 def maker_of(programs: Sequence[ProgramText], name: str) -> int:
     """Return the number of the last loop that carries or computes a tensor."""
-    numbers = range(len(programs))
-    return max(number for number in numbers if _makes(programs[number], name))
+    return max(number for number, program in enumerate(programs) if _makes(program, name))
