@@ -299,13 +299,11 @@ def replace_file(file: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     replaceable = os.access(os.path.dirname(target), os.W_OK) and not is_of_another_user(target)
     stream = _printed_to(path)
     try:
-        if stream is not None:
-            with open(stream, "wb", closefd=False) as opened:
-                opened.writelines(pieces)
-        elif regular and replaceable:
+        if regular and replaceable and stream is None:
             _replace(target, pieces)
         else:
-            with open(path, "wb") as opened:
+            where: int | str = path if stream is None else stream
+            with open(where, "wb", closefd=stream is None) as opened:
                 opened.writelines(pieces)
     except OSError as error:
         raise _cannot_write(path, error) from None

@@ -248,12 +248,9 @@ class StoredMatrix:
         self.reader.read((rows, columns), found, (slice(0, shape[0]), slice(0, shape[1])))
         return found
 
-    def whole(self) -> Array:
-        """Return all of it."""
-        return self._whole
-
     @cached_property
-    def _whole(self) -> Array:
+    def whole(self) -> Array:
+        """All of it."""
         return self.part(slice(0, self.shape[0]), slice(0, self.shape[1]))
 
 
@@ -291,7 +288,7 @@ def _scaled(tensors: _Tensors, recipe: Recipe, rows: slice, columns: slice) -> _
     numbers = tensors["weight"].part(rows, columns)
     if "float8" in numbers.dtype.name:
         numbers = numbers.astype(np.float32)
-    scales = tensors["scale"].whole().astype(np.float32)
+    scales = tensors["scale"].whole.astype(np.float32)
     shape = tensors["weight"].shape
     if scales.size == shape[0] and scales.shape[0] == 1:
         scales = scales.T  # one for each row
@@ -325,8 +322,8 @@ def _groups(
     """Return the zero of each number of the matrix, and the scale of each group of columns."""
     inputs = prod(recipe.shape[-recipe.columns :])
     wide = inputs // tensors["scales"].shape[0]
-    scales = tensors["scales"].whole()[:, rows].T.astype(np.float32)
-    zeros = _in_order(tensors["qzeros"].whole(), order)[:, rows].T
+    scales = tensors["scales"].whole[:, rows].T.astype(np.float32)
+    zeros = _in_order(tensors["qzeros"].whole, order)[:, rows].T
     each = np.arange(columns.start, columns.stop) // wide
     return zeros[:, each], scales[:, each[:: recipe.group]]
 

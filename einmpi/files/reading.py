@@ -480,24 +480,12 @@ def _uniform(spec: InputSpec, dtype: DType, word: Words) -> Array:
     return clipped
 
 
-def _zeros(spec: InputSpec, dtype: DType, start: int, stop: int) -> Array:
-    return np.zeros(stop - start, dtype)
-
-
-def _ones(spec: InputSpec, dtype: DType, start: int, stop: int) -> Array:
-    return np.ones(stop - start, dtype)
-
-
-def _arange(spec: InputSpec, dtype: DType, start: int, stop: int) -> Array:
-    return np.arange(start, stop, dtype=np.int64).astype(dtype)
-
-
 GENERATORS: dict[str, Generator] = {
     "normal": _from_words(_normal),
     "uniform": _from_words(_uniform),
-    "zeros": _zeros,
-    "ones": _ones,
-    "arange": _arange,
+    "zeros": lambda _, dtype, start, stop: np.zeros(stop - start, dtype),
+    "ones": lambda _, dtype, start, stop: np.ones(stop - start, dtype),
+    "arange": lambda _, dtype, start, stop: np.arange(start, stop, dtype=np.int64).astype(dtype),
 }
 
 

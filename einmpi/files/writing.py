@@ -477,11 +477,9 @@ def write(files: Sequence[OutputFile], describe: Describe, claim: Claim) -> None
                 with claim.publishing():
                     publish_all(drafts, claim.token)
             except NotPublished as error:
-                concerned = files[0]
-                for output, draft in zip(files, drafts, strict=True):
-                    if draft.target == error.target:
-                        concerned = output
-                raise _cannot_write(concerned, str(error), error.state) from error
+                targets = [draft.target for draft in drafts]
+                concerned = targets.index(error.target) if error.target else 0
+                raise _cannot_write(files[concerned], str(error), error.state) from error
 
         on_first_rank(claim.comm, publish_drafts)  # only when all drafts are complete
 

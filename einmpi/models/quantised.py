@@ -205,7 +205,7 @@ def _stored(
 
 def _check_order(file: str, tensor: str, columns: int, wide: int) -> None:
     """Refuse groups whose columns do not follow one another."""
-    groups = stored_matrix(file, tensor).whole().ravel()
+    groups = stored_matrix(file, tensor).whole.ravel()
     if not np.array_equal(groups, np.arange(columns) // wide):
         raise InputError(file, f"{tensor} has columns in another order", "columns by groups")
 

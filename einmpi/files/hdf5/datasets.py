@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import stat
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, starmap
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,8 +23,16 @@ import contextlib
 import numpy as np
 
 from einmpi.errors import one_of
-from einmpi.files.datasets import Array, Dataset, DType, RawReader, Reader, check_identity
-from einmpi.files.hdf5.opening import check_hdf5, datasets_in, names_and_packing
+from einmpi.files.datasets import (
+    Array,
+    Dataset,
+    DType,
+    RawReader,
+    Reader,
+    check_file,
+    check_identity,
+)
+from einmpi.files.hdf5.opening import datasets_in, names_and_packing
 from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.schedule.regions import Box
 
@@ -65,15 +73,10 @@ class LinkedFiles:
         ]
         self.folders = [os.path.realpath(folder) for folder in (*own_folders, *follow)]
         self.named = file
-        self.identities: dict[str, FileIdentity] = {}
+        self.identities: dict[str, FileIdentity] = {}  # of all files so far, by their paths
         self.virtual: list[Node] = []  # the virtual datasets on the way to the current one
         self.finished: set[Node] = set()
         self.decoded = 0  # bytes that it takes to decode the largest chunk
-
-    @property
-    def sources(self) -> tuple[SourceFile, ...]:
-        """Return all files found so far with their identities, in the order they were found."""
-        return tuple(SourceFile(path, known) for path, known in self.identities.items())
 
     def add(self, path: str) -> None:
         """Record a file and its identity. It must be a regular file."""
@@ -185,7 +188,7 @@ class LinkedFiles:
         HDF5 would silently substitute fill values.
         """
         is_numbered = "%b" in (name + inside).replace("%%", "")
-        for number in itertools.count():
+        for number in count():
             source_name = _with_number(name, number)
             source: str | None = file
             if source_name != ".":
@@ -226,7 +229,7 @@ class LinkedFiles:
 
     # ---- other files ----------------------------------------------------------------------------
 
-    def _locate(self, file: str, path: str, candidates: Sequence[str]) -> str | None:
+    def _locate(self, file: str, path: str, candidates: Iterable[str]) -> str | None:
         """Return the first candidate that exists; refuse it if HDF5 must not open it."""
         for candidate in candidates:
             try:
@@ -312,16 +315,12 @@ def _with_number(name: str, number: int) -> str:
     return re.sub("%[b%]", lambda match: values[match[0]], name)
 
 
-def _candidates(name: str, holder: str, variable: str) -> list[str]:
-    """Return the paths at which HDF5 looks for a file that another one names, in its order.
+def _candidates(name: str, holder: str, variable: str) -> Iterator[str]:
+    """Yield the paths at which HDF5 looks for a file that another one names, in its order.
 
     An absolute path is tried first; if there is no such file, the last part of its name takes the
     place of a relative path. `variable` of the environment lists folders.
     """
-    return list(dict.fromkeys(_all_candidates(name, holder, variable)))
-
-
-def _all_candidates(name: str, holder: str, variable: str) -> Iterator[str]:
     if os.path.isabs(name):
         yield name
         name = os.path.basename(name)
@@ -371,7 +370,7 @@ def find(file: str, dataset: str, place: str = "", follow: Sequence[str] = ()) -
 
     All files that it needs are in its folder, or in one of the folders `follow`.
     """
-    check_hdf5(file, place)
+    check_file(file, place, "an HDF5 file")  # before its identity is looked at
     links = LinkedFiles(file, place, follow)
     links.add(file)
     with opened(file, place) as handle, damage_reported(file, dataset, place):
@@ -392,7 +391,7 @@ def find(file: str, dataset: str, place: str = "", follow: Sequence[str] = ()) -
             dtype.str,
             found.chunks,
             offset,
-            sources=links.sources,
+            sources=tuple(starmap(SourceFile, links.identities.items())),
             decoded=links.decoded,
         )
         names, packing = names_and_packing(found)

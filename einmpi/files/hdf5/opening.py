@@ -252,15 +252,10 @@ def names_and_packing(dataset: h5py.Dataset) -> tuple[tuple[str, ...], str]:
 _DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
 
 
-def check_hdf5(file: str, place: str) -> None:
-    """Refuse what is not a readable file, before HDF5 waits for it."""
-    check_file(file, place, "an HDF5 file")
-
-
 @contextlib.contextmanager
 def opened(file: str, place: str) -> Iterator[h5py.File]:
     """Open a file for reading; raise InputError if there is none or it is not HDF5."""
-    check_hdf5(file, place)
+    check_file(file, place, "an HDF5 file")  # HDF5 would wait for a pipe
     try:
         handle = _open(file)
     except (OSError, RuntimeError, ValueError) as error:

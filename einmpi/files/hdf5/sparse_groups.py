@@ -13,7 +13,7 @@ import numpy as np
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import Array, Dataset
 from einmpi.files.hdf5.datasets import find, follow_inside, open_reader
-from einmpi.files.hdf5.opening import check_hdf5, damage_reported, opened
+from einmpi.files.hdf5.opening import damage_reported, opened
 from einmpi.files.sparse.found import (
     GENERAL,
     SparseFile,
@@ -43,7 +43,6 @@ def find_group(spec: InputSpec) -> SparseFile | None:
     import h5py
 
     file = spec.file or ""
-    check_hdf5(file, spec.place)
     with opened(file, spec.place) as handle, damage_reported(file, spec.inside, spec.place):
         found = follow_inside(handle, spec.inside).found
         if not isinstance(found, h5py.h5g.GroupID):

@@ -32,7 +32,6 @@ from einmpi.files.zarr.metadata import (
     COMPRESSORS,
     METADATA_FILE,
     OPEN_FLAGS,
-    ArrayMetadata,
     ChunkNames,
     Compressor,
     Content,
@@ -78,22 +77,18 @@ def find(file: str, array: str, place: str) -> Dataset:
     folder = folder_of(file, array)
     title = f"{array} in {file}"
     _check_inside(file, folder, where, title)
-    try:
-        path = os.path.join(folder, METADATA_FILE)
-        content = parse_content(read_metadata(path))
-        if content["node_type"] == "group":
-            names = list_arrays(file, place, MOST_NAMES_COMPARED)
-            inside = [name for name in names if name.startswith(array.rstrip("/") + "/")]
-            expected = nearest_of(inside, "") if inside else "an array"
-            raise InputError(where, f"{title} is a group", expected)
+    content = _content_at(file, array, where)
+    if content is None:
+        raise _missing(file, array, folder, place)
+    if content["node_type"] == "group":
+        names = list_arrays(file, place, MOST_NAMES_COMPARED)
+        inside = [name for name in names if name.startswith(array.rstrip("/") + "/")]
+        expected = nearest_of(inside, "") if inside else "an array"
+        raise InputError(where, f"{title} is a group", expected)
+    path = os.path.join(folder, METADATA_FILE)
+    with _problems_reported(where, title):
         identity = _identity(path)
         metadata = array_metadata(path, identity)
-    except (FileNotFoundError, NotADirectoryError):
-        raise _missing(file, array, folder, place) from None
-    except OSError as error:
-        raise InputError(where, f"{title} cannot be read: {error.strerror}") from None
-    except ZarrError as error:
-        raise not_readable(where, title, error) from None
     return Dataset(
         file,
         array,
@@ -107,12 +102,19 @@ def find(file: str, array: str, place: str) -> Dataset:
     )
 
 
-def not_readable(where: str, title: str, error: ZarrError) -> InputError:
-    """Return the error for an array that is damaged or of an unsupported kind."""
-    expected = error.expected or "an undamaged array in version 3 of the format"
-    if error.hint:
+@contextlib.contextmanager
+def _problems_reported(where: str, title: str) -> Iterator[None]:
+    """Turn what is wrong with an array, or a group, into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(where, f"{title} cannot be read: {error.strerror}") from None
+    except ZarrError as error:
         expected = error.expected
-    return InputError(where, f"{title} cannot be read as zarr: {error}", expected, error.hint)
+        if not error.hint:
+            expected = expected or "an undamaged array in version 3 of the format"
+        what = f"{title} cannot be read as zarr: {error}"
+        raise InputError(where, what, expected, error.hint) from None
 
 
 def _identity(path: str) -> FileIdentity:
@@ -163,17 +165,10 @@ class ZarrReader:
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         self.folder = folder_of(dataset.file, dataset.name)
-        self.metadata = self._metadata()
-        self.safe_folders: set[str] = set()
-
-    def _metadata(self) -> ArrayMetadata:
         path = os.path.join(self.folder, METADATA_FILE)
-        try:
-            return array_metadata(path, _identity(path))
-        except ZarrError as error:
-            raise not_readable(self.dataset.where, self.dataset.title, error) from None
-        except OSError as error:
-            raise self._failed(METADATA_FILE, error.strerror or str(error)) from None
+        with _problems_reported(dataset.where, dataset.title):
+            self.metadata = array_metadata(path, _identity(path))
+        self.safe_folders: set[str] = set()
 
     def close(self) -> None:
         """Nothing is open between two reads."""
@@ -322,14 +317,11 @@ def _groups_above(array: str) -> list[str]:
 
 def _content_at(file: str, node: str, where: str) -> Content | None:
     """Return the metadata of a node of a store, None if there is no such node."""
-    try:
-        return parse_content(read_metadata(os.path.join(folder_of(file, node), METADATA_FILE)))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise InputError(where, f"{node} in {file} cannot be read: {error.strerror}") from None
-    except ZarrError as error:
-        raise not_readable(where, f"{node} in {file}", error) from None
+    with _problems_reported(where, f"{node} in {file}"):
+        try:
+            return parse_content(read_metadata(os.path.join(folder_of(file, node), METADATA_FILE)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 # ---- making the store ---------------------------------------------------------------------------

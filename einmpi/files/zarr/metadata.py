@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -168,10 +169,7 @@ class Pipeline:
     @property
     def nbytes(self) -> int:
         """Return the bytes of a chunk before it is compressed."""
-        count = self.stored.itemsize
-        for extent in self.chunk:
-            count *= extent
-        return count
+        return prod(self.chunk) * self.stored.itemsize
 
     @property
     def most_encoded(self) -> int:
@@ -403,15 +401,11 @@ def _order(given: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _with_byte_order(dtype: DType, endian: Any) -> DType:
-    is_single_byte = dtype.itemsize == 1
-    is_known = endian in ("little", "big") or (endian is None and is_single_byte)
-    if not is_known:
-        raise ZarrError(f"its endian is {endian!r:.20}", "little or big")
-    if is_single_byte:
+    if endian is None and dtype.itemsize == 1:
         return dtype
-    if endian == "little":
-        return dtype.newbyteorder("<")
-    return dtype.newbyteorder(">")
+    if endian not in ("little", "big"):
+        raise ZarrError(f"its endian is {endian!r:.20}", "little or big")
+    return dtype.newbyteorder(endian)
 
 
 def _fill_value(given: Any, dtype: DType) -> Array:
