@@ -45,19 +45,6 @@ from einmpi.files.zarr import arrays as zarr
 from einmpi.files.zarr.metadata import ZARR_COMPRESSIONS
 from einmpi.graph.scalar import MAX_LABELS
 
-# (file, name of the tensor inside it, place in the job file) → where the tensor is. A format with
-# links also takes the folders in which other files may be that the first one refers to.
-Find: TypeAlias = Callable[..., Dataset]
-# An input → its sparse tensor; None if there is no sparse one at that place.
-FindSparse: TypeAlias = Callable[[InputSpec], SparseFile | None]
-# (file, what messages call it, the most names that are needed) → names of tensors in the file.
-ListNames: TypeAlias = Callable[[str, str, int], list[str]]
-OpenReader: TypeAlias = Callable[[Dataset], Reader]
-# (new file, file it will replace, the tensors by name, attributes) → where the elements go.
-LayOut: TypeAlias = Callable[[str, str, Mapping[str, StorageSpec], Mapping[str, str]], list[Place]]
-# (existing file, place in the job file of each tensor name); raises InputError.
-CheckTarget: TypeAlias = Callable[[str, Mapping[str, str]], None]
-
 
 class ChunkWriter(Protocol):
     """Writes whole chunks of one tensor, each to a file of its own."""
@@ -77,47 +64,31 @@ def check_is_file(file: str, names: Mapping[str, str]) -> None:
         raise InputError(place or file, f"{file} is not a regular file", "a file to replace")
 
 
-def no_names(file: str, place: str, most: int) -> list[str]:
-    """Return the names in a file that holds a single tensor, which has none."""
-    return [""]
-
-
-def any_name(place: str, name: str) -> str:
-    """Accept every tensor name as it is written."""
-    return name
-
-
-def accept_compression(place: str, compression: str) -> None:
-    """Accept a compression that needs no further package."""
-
-
 @dataclass(frozen=True)
 class WriteMethods:
     """How a format is written.
 
-    `lay_out` makes a file without the elements of its tensors and says where they go; the ranks
-    then write them there. `check_target` refuses an existing file that cannot be written.
-    `options` are the job-file keys of an output, besides file, dtype and parts, that it supports.
-    `compressions` are the names of those it has; `check_compression` refuses one that needs a
-    package that is not installed. `max_ndim` is the most dimensions that a tensor in a file can
-    have, and `max_chunk_bytes` the most bytes of a chunk. `open_chunk_writer` is for formats in
-    which each chunk is a file: `lay_out` then makes a folder, to which each rank adds files.
-    `sparse` says which tensors a file can take: dense ones, sparse ones "also", or sparse "only".
+    `lay_out` takes a new file, the file that it will replace, the tensors by name, and attributes:
+    it makes the file without the elements of its tensors and says where they go; the ranks then
+    write them there. `check_target` refuses an existing file that cannot be written, given the
+    place in the job file of each tensor name. `options` are the job-file keys of an output, besides
+    file, dtype and parts, that it supports. `compressions` are the names of those it has;
+    `check_compression` refuses one that needs a package that is not installed, given its place.
+    `max_ndim` is the most dimensions that a tensor in a file can have, and `max_chunk_bytes` the
+    most bytes of a chunk. `open_chunk_writer` is for formats in which each chunk is a file:
+    `lay_out` then makes a folder, to which each rank adds files. `sparse` says which tensors a file
+    can take: dense ones, sparse ones "also", or sparse "only".
     """
 
-    lay_out: LayOut
-    check_target: CheckTarget = check_is_file
+    lay_out: Callable[[str, str, Mapping[str, StorageSpec], Mapping[str, str]], list[Place]]
+    check_target: Callable[[str, Mapping[str, str]], None] = check_is_file
     options: tuple[str, ...] = ()
     compressions: tuple[str, ...] = ()
-    check_compression: Callable[[str, str], None] = accept_compression
+    check_compression: Callable[[str, str], None] = lambda place, compression: None
     max_ndim: int = MAX_LABELS
     max_chunk_bytes: int = 2**32 - 1
     open_chunk_writer: OpenChunkWriter | None = None
     sparse: Literal["", "also", "only"] = ""
-
-
-def no_sparse_tensor(spec: InputSpec) -> None:
-    """Find nothing, in a format that has dense tensors only."""
 
 
 def refuse_dense(file: str, _: str, place: str) -> Dataset:
@@ -141,11 +112,13 @@ class FileFormat:
     documentation : str
         One line for the table of formats.
     find : callable
-        Look up a tensor in a file without reading its elements.
+        Look up a tensor without reading its elements, given the file, the name of the tensor inside
+        it, and the place in the job file.
     list_names : callable, optional
-        Return the names of the tensors in a file, at most as many as are asked for.
+        Return the names of the tensors in a file, given what messages call it, and how many names
+        are needed at most. The default is for files that hold a single tensor, which has none.
     find_sparse : callable, optional
-        Look up a sparse tensor; None if there is no sparse tensor at that place of the file.
+        Look up the sparse tensor of an input; None if there is none at that place of the file.
     has_links : bool, optional
         Whether files can refer to others: then `find` also takes the folders where these may be,
         and the dataset it returns has all files in `sources`.
@@ -154,7 +127,7 @@ class FileFormat:
     write : WriteMethods, optional
         How files are written; None for a format that is only read.
     check_name : callable, optional
-        Return the standard spelling of a tensor's name, or raise InputError.
+        Return the standard spelling of a tensor's name, given its place, or raise InputError.
     example_name : str, optional
         A tensor name for messages.
     default_name : str, optional
@@ -165,13 +138,13 @@ class FileFormat:
     suffixes: tuple[str, ...]
     key: str
     documentation: str
-    find: Find
-    list_names: ListNames = no_names
-    find_sparse: FindSparse = no_sparse_tensor
+    find: Callable[..., Dataset]
+    list_names: Callable[[str, str, int], list[str]] = lambda file, place, most: [""]
+    find_sparse: Callable[[InputSpec], SparseFile | None] = lambda spec: None
     has_links: bool = False
-    open_reader: OpenReader = RawReader
+    open_reader: Callable[[Dataset], Reader] = RawReader
     write: WriteMethods | None = None
-    check_name: Callable[[str, str], str] = any_name
+    check_name: Callable[[str, str], str] = lambda place, name: name
     example_name: str = "NAME"
     default_name: str = ""
 
