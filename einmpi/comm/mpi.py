@@ -6,7 +6,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -125,20 +125,11 @@ _YIELDS = 200
 _Message: TypeAlias = tuple[Any, int]  # a buffer as mpi4py takes it, and the other rank
 
 
-class _CommAttribute:
-    """The MPI attribute that attaches a Comm to its communicator; MPI frees both together."""
-
-    def __init__(self) -> None:
-        self._key: int | None = None
-
-    def key(self) -> int:
-        if self._key is None:
-            create = import_mpi().Comm.Create_keyval
-            self._key = create(delete_fn=lambda _comm, _key, attached: attached.free())
-        return self._key
-
-
-_attribute = _CommAttribute()
+@cache
+def _attribute() -> Any:
+    """Return the key of the attribute by which MPI frees a Comm with its communicator."""
+    create = import_mpi().Comm.Create_keyval
+    return create(delete_fn=lambda _comm, _key, attached: attached.free())
 
 
 def comm_of(comm: Any = None) -> Comm:
@@ -157,10 +148,10 @@ def comm_of(comm: Any = None) -> Comm:
         raise InputError("comm", problem, "a communicator of mpi4py, or None")
     if communicator == import_mpi().COMM_NULL:
         raise EinmpiError(FREED)
-    attached: MpiComm | None = communicator.Get_attr(_attribute.key())
+    attached: MpiComm | None = communicator.Get_attr(_attribute())
     if attached is None:
         attached = MpiComm(communicator)
-        communicator.Set_attr(_attribute.key(), attached)
+        communicator.Set_attr(_attribute(), attached)
     return attached
 
 

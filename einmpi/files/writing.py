@@ -8,14 +8,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import product
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from einmpi.comm.agreement import on_first_rank, together
-from einmpi.comm.base import Comm
+from einmpi.comm.base import Comm, pieces_of
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.files.atomic import (
     FAILURES,
@@ -40,7 +39,7 @@ from einmpi.runtime.cpu.backend import NumpyBackend
 from einmpi.runtime.transfer import transfer
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
-from einmpi.schedule.regions import Region, Slot, elements, flat_range, shape
+from einmpi.schedule.regions import Slot, elements, flat_range, shape, whole
 from einmpi.schedule.shared_reads import Round, rounds_of_bytes, rounds_of_chunks
 from einmpi.schedule.steps import Transfer
 
@@ -193,7 +192,7 @@ def _fill_chunks(
             for rank, piece in enumerate(pieces):
                 if piece is None or comm.rank not in (0, rank):
                     continue
-                corners = _chunk_corners(piece, chunks)
+                corners = list(hdf5_writing.corners_of(piece, chunks))
                 received = _send_to_first_rank(rank, own, len(corners), comm)
                 # A rank that has failed to encode its chunks has none; it will report that.
                 for corner, (mask, data) in zip(corners, received, strict=False):
@@ -215,15 +214,6 @@ def _assembled_chunks(
         yield pieces, None if values is None else _converted(values, dtype)
 
 
-def _chunk_corners(piece: Region, chunks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the first index of each chunk of a piece, in order."""
-    starts = []
-    for runs, chunk in zip(piece, chunks, strict=True):
-        first, last = runs[0]
-        starts.append(range(first, last, chunk))
-    return list(product(*starts))
-
-
 def _send_to_first_rank(
     rank: int, own: list[hdf5_writing.Chunk], count: int, comm: Comm
 ) -> list[hdf5_writing.Chunk]:
@@ -242,14 +232,11 @@ def _send_to_first_rank(
         comm.sendrecv(0, packed, None, None)
         return []
     comm.sendrecv(None, None, rank, header.reshape(-1))
-    packed = np.empty(int(header[:, 1].sum()), np.uint8)
+    masks, sizes = header.T.tolist()
+    packed = np.empty(sum(sizes), np.uint8)
     comm.sendrecv(None, None, rank, packed)
-    received = []
-    start = 0
-    for mask, size in header.tolist():
-        received.append((mask, packed[start : start + size].tobytes()))
-        start += size
-    return received
+    pieces = pieces_of(packed, sizes)
+    return [(mask, piece.tobytes()) for mask, piece in zip(masks, pieces, strict=True)]
 
 
 # ---- a file for each chunk ----------------------------------------------------------------------
@@ -272,8 +259,8 @@ def _fill_chunk_files(
         piece = pieces[comm.rank]
         if values is None or piece is None or writer is None:
             continue
-        in_tensor = _chunk_corners(piece, extents)
-        in_piece = hdf5_writing.corners_of(values.shape, extents)
+        in_tensor = hdf5_writing.corners_of(piece, extents)
+        in_piece = hdf5_writing.corners_of(map(whole, values.shape), extents)
         for corner, inside in zip(in_tensor, in_piece, strict=True):
             chunk = hdf5_writing.chunk_at(values, inside, extents)
             index = [start // extent for start, extent in zip(corner, extents, strict=True)]

@@ -7,6 +7,7 @@ import io
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -137,10 +138,8 @@ def _names(label: str, extent: int) -> Iterable[str]:
     """Yield the names that the scale of a label may have: i, i_200, i_200_2, i_200_3, …"""
     yield label
     yield f"{label}_{extent}"
-    number = 2
-    while True:
+    for number in count(2):
         yield f"{label}_{extent}_{number}"
-        number += 1
 
 
 def _make_scale(
@@ -365,6 +364,8 @@ _BYTES_OF_ADDRESS = 8
 # The superblock: signature, version, bytes of an address, bytes of a length, flags, then the
 # addresses of the base, the extension, the end of the file and the root group; then a checksum.
 _SUPERBLOCK = struct.Struct("<8sBBBBQQQQ")
+_FLAGS = 4  # which of these fields
+_END = 7
 _CHECKSUM = struct.Struct("<I")
 _WORD = 2**32 - 1
 
@@ -398,24 +399,14 @@ def _closed_superblock(written: bytes, size: int) -> bytes:
     """
     if len(written) < _SUPERBLOCK.size + _CHECKSUM.size:
         raise OSError("truncated file")
-    fields = _SUPERBLOCK.unpack_from(written)
-    signature, version, bytes_of_address, bytes_of_length, _, base, extension, end, root = fields
-    is_known = signature == _SIGNATURE and version == _VERSION
-    if not is_known or bytes_of_address != _BYTES_OF_ADDRESS:
+    fields = list(_SUPERBLOCK.unpack_from(written))
+    if fields[:3] != [_SIGNATURE, _VERSION, _BYTES_OF_ADDRESS]:
         raise OSError("unknown superblock")
     if _CHECKSUM.pack(lookup3(written[: _SUPERBLOCK.size])) != written[_SUPERBLOCK.size :]:
         raise OSError("damaged superblock")
-    closed = _SUPERBLOCK.pack(
-        signature,
-        version,
-        bytes_of_address,
-        bytes_of_length,
-        0,
-        base,
-        extension,
-        max(end, size),
-        root,
-    )
+    fields[_FLAGS] = 0
+    fields[_END] = max(fields[_END], size)
+    closed = _SUPERBLOCK.pack(*fields)
     return closed + _CHECKSUM.pack(lookup3(closed))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,6 +24,7 @@ from einmpi.files.hdf5.opening import (
     release_parts,
 )
 from einmpi.files.specs import Place, StorageSpec
+from einmpi.schedule.regions import Runs, whole
 
 if TYPE_CHECKING:
     import h5py
@@ -261,7 +262,7 @@ def _is_reusable(handle: h5py.File, name: str, spec: StorageSpec) -> bool:
 
 def encode(array: Array, chunks: tuple[int, ...], compression: str | None) -> list[Chunk]:
     """Cut an array into chunks, in order. Chunks at the edges are filled up with zeros."""
-    corners = list(corners_of(array.shape, chunks))
+    corners = list(corners_of(map(whole, array.shape), chunks))
     encoded: list[Chunk] = []
     for first in range(0, len(corners), CHUNKS_COMPRESSED_TOGETHER):
         blocks = []
@@ -296,14 +297,15 @@ def _compressed(array: Array, chunks: tuple[int, ...], compression: str) -> list
     with h5py.File(f"{id(array)}", "w", driver="core", backing_store=False) as memory:
         dataset = memory.create_dataset("x", data=array, chunks=chunks, compression=compression)
         dataset.flush()
-        return [dataset.id.read_direct_chunk(corner) for corner in corners_of(array.shape, chunks)]
+        corners = corners_of(map(whole, array.shape), chunks)
+        return [dataset.id.read_direct_chunk(corner) for corner in corners]
 
 
-def corners_of(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Return the first index of each chunk, in order."""
+def corners_of(box: Iterable[Runs], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Return the first index of each chunk of a box, in order."""
     starts = []
-    for extent, chunk in zip(shape, chunks, strict=True):
-        starts.append(range(0, extent, chunk))
+    for ((first, last),), chunk in zip(box, chunks, strict=True):
+        starts.append(range(first, last, chunk))
     return itertools.product(*starts)
 
 
@@ -317,7 +319,7 @@ def chunk_writer(draft: str, dataset: str) -> Iterator[WriteChunk]:
         if found.compression and found.id.get_num_chunks():
             # New compressed chunks seldom fit into the places of the old ones, and HDF5 forgets
             # free space when the file is closed. So all of it is freed first.
-            for corner in corners_of(found.shape, found.chunks):
+            for corner in corners_of(map(whole, found.shape), found.chunks):
                 found.id.write_direct_chunk(corner, b"\0")
 
         def write(corner: tuple[int, ...], mask: int, data: bytes) -> None:
