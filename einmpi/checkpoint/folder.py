@@ -140,7 +140,7 @@ class CheckpointFolder:
         if name:
             self.saved = parse_manifest(self._path(name), manifest, self.contents)
             self.saved = replace(self.saved, versions=self._check_files(self.saved))
-            self.contents = self.contents.after(self.saved.ended).in_order(self.saved.order)
+            self.contents = self.contents.at(self.saved.ended, self.saved.order)
             progress = self.contents.progress(self.saved.done)
             self._report(f"continues after {self.saved.place}, {progress}")
         elif self.saving.resume:

@@ -68,20 +68,17 @@ class GraphContents:
         self.order = tuple(order)
         self.most = len(graph.computed)
 
-    def after(self, ended: Sequence[EndedLoop]) -> GraphContents:
-        """Return what checkpoints hold after these loops; raise ValueError if there are none."""
+    def at(self, ended: Sequence[EndedLoop], order: Sequence[str]) -> GraphContents:
+        """Return what checkpoints hold after these loops, if vertices come in this order.
+
+        Without an order they come as they are. Raise ValueError if that cannot be: there are no
+        loops, or vertices cannot be computed in this order.
+        """
         if ended:
             raise ValueError("the job has no loops")
-        return self
-
-    def in_order(self, names: Sequence[str]) -> GraphContents:
-        """Return what checkpoints hold if vertices come in this order; no names: as they are.
-
-        Raise ValueError if they cannot be computed in this order.
-        """
-        if list(names) == [vertex.name for vertex in self.graph.computed] or not names:
+        if not order or list(order) == [vertex.name for vertex in self.graph.computed]:
             return self
-        return GraphContents(in_order(self.graph, names), names)
+        return GraphContents(in_order(self.graph, order), order)
 
     def tensors(self, done: int) -> Sequence[Vertex]:
         """Return the tensors of a checkpoint, in order."""
@@ -120,15 +117,10 @@ class LoopContents:
         self.steps_before = sum(each.steps for each in ended)
         self.current = loops[len(self.ended)]
 
-    def after(self, ended: Sequence[EndedLoop]) -> LoopContents:
-        if len(ended) >= len(self.loops):
-            raise ValueError("the job has fewer loops")
+    def at(self, ended: Sequence[EndedLoop], order: Sequence[str]) -> LoopContents:
+        if order or len(ended) >= len(self.loops):
+            raise ValueError("the job has fewer loops, or the order of a step would matter")
         return LoopContents(self.loops, ended)
-
-    def in_order(self, names: Sequence[str]) -> LoopContents:
-        if names:
-            raise ValueError("the order of a step does not matter to a checkpoint")
-        return self
 
     def tensors(self, done: int) -> Sequence[Vertex | HistoryKind]:
         loop = self.current.loop
@@ -402,7 +394,7 @@ def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
     ended = []
     for steps, is_done in data["ended"]:
         ended.append(EndedLoop(_between(steps, 1, contents.most), bool(is_done)))
-    contents = contents.after(ended).in_order([str(name) for name in data.get("order", ())])
+    contents = contents.at(ended, [str(name) for name in data.get("order", ())])
     done = _between(data["done"], 1, contents.most)
     mesh_ranks = _between(data["mesh"], 1, MAX_RANKS)
     mesh = Mesh(mesh_ranks, _between(data["nodes"], 1, mesh_ranks))

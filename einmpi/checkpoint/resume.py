@@ -79,7 +79,7 @@ class Checkpoints(CheckpointFolder):
             names = {vertex.name: None for vertex in self.graph.computed[: self.saved.done]}
         names.update(dict.fromkeys(point.vertex for point in points))
         self.graph = in_order(self.graph, list(names))
-        self.contents = self.contents.in_order(list(names))
+        self.contents = self.contents.at((), list(names))
         self.number = {name: number for number, name in enumerate(names, 1)}
         own = json.dumps([point.vertex for point in points if not point.inside])
         texts = self.comm.allgather_text(own)
@@ -200,7 +200,7 @@ class LoopCheckpoints(CheckpointFolder):
         kept: Mapping[str, DistArray],
     ) -> None:
         """Note what a loop that begins, or continues, finds: the loops before it have ended."""
-        self.contents = self.contents.after(ended)
+        self.contents = self.contents.at(ended, ())
         self.ended_rows = list(rows)
         self.kept = dict(kept)
 

@@ -156,13 +156,13 @@ def _job_maker(document: Entry, dtype: str) -> MakeJob:
     settings = read_settings(document)
     del settings["half"]  # as it is by default, until the job is complete
     again = settings.pop("recompute")
-    formats = _read_formats(document["formats"])
+    formats = document["formats"]
     common = {
         "title": document["title"].get(str) or Path(document.place).stem,
         "path": document.place,
         "dtype": dtype,
         "roles": read_roles(document),
-        "formats": formats,
+        "formats": {name: formats[name].get(str) or "" for name in formats.table()},
         "blas_place": document.place_of("run", "blas"),
         **settings,
     }
@@ -325,14 +325,6 @@ def read_roles(document: Entry) -> dict[str, tuple[str, ...]]:
                 raise entry[number].wrong(f"{show(label)} is not a label", expected)
         roles[role] = tuple(labels)
     return roles
-
-
-def _read_formats(entry: Entry) -> dict[str, str]:
-    """Return the formats that the job file asks for."""
-    found = {}
-    for name in entry.table():
-        found[name] = entry[name].get(str) or ""
-    return found
 
 
 # ---- parameters: numbers on which no plan depends ------------------------------------------------

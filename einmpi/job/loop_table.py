@@ -175,7 +175,7 @@ class LoopTable:
             raise entry["loop"].wrong(what, "loops one after another", hint)
         entry.table(keys)
         self.carry = self._read_carry()
-        self.record = self._read_names("record")
+        self.record = self._read_record()
         self.until = entry["until"].get(str)
         train = Entry(entry.document)["train"] if self.is_alone else entry["train"]
         self.train: TrainTable | None = None
@@ -184,19 +184,15 @@ class LoopTable:
         self.written_out = WrittenOut()  # what the training becomes
 
     def _read_carry(self) -> dict[str, str]:
-        found = {}
-        for name in self.entry["carry"].table():
-            output = self.entry["carry"][name].get(str)
-            assert output is not None
-            found[name] = output
-        return found
+        carry = self.entry["carry"]
+        return {name: carry[name].get(str) or "" for name in carry.table()}
 
-    def _read_names(self, key: str) -> tuple[str, ...]:
-        names = self.entry[key].get(list) or []
+    def _read_record(self) -> tuple[str, ...]:
+        record = self.entry["record"]
+        names = record.get(list) or []
         for number, name in enumerate(names):
             if type(name) is not str:
-                what = f"{key} has {kind_of(name)}"
-                raise self.entry[key][number].wrong(what, "names of tensors")
+                raise record[number].wrong(f"record has {kind_of(name)}", "names of tensors")
         return tuple(names)
 
     def needed(self, computed: Sequence[str]) -> tuple[str, ...]:
