@@ -28,7 +28,7 @@ from einmpi.files.formats import (
     split_short_form,
 )
 from einmpi.files.hdf5.sparse_groups import COORDINATES, ENCODING_VERSION
-from einmpi.files.sparse.text import matrix_market_header, written_lines
+from einmpi.files.sparse.single_files import matrix_market_header, written_lines
 from einmpi.files.specs import StorageSpec
 from einmpi.files.writing import (
     OutputFile,

@@ -31,7 +31,7 @@ from einmpi.process.environment import (
     python_command,
     terminal_environment,
 )
-from einmpi.process.names import remove_stale_segments
+from einmpi.process.names import stale_segments
 from einmpi.process.signals import (
     ERROR_PREFIX,
     FOLDER_PREFIX,
@@ -65,7 +65,7 @@ def launch(
     if program is None:
         program = [*python_command(), "-m", "einmpi"]
     sys.stdout.flush()
-    remove_stale_segments()
+    stale_segments(remove=True)
     with _collect_signals(graceful) as signals, _share_notes(ranks) as notes_files:
         command = [*mpirun_command(ranks), "-n", str(ranks), *program, *arguments]
         process = _start(command, notes_files.path)
@@ -77,7 +77,7 @@ def launch(
                 run.clear()
         notes = notes_files.read()
     if process.returncode:
-        remove_stale_segments()
+        stale_segments(remove=True)
     if run.out.is_broken:
         raise BrokenPipeError  # as in `einmpi … | head`
     if signals:

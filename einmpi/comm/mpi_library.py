@@ -22,7 +22,7 @@ from einmpi.process.environment import (
     library_name,
     slurm_step_tasks,
 )
-from einmpi.process.names import NAMES, remove_stale_segments
+from einmpi.process.names import NAMES, stale_segments
 
 _PMI_ADVICE = "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 # The longest wait for the launcher to read the last line of a rank.
@@ -53,7 +53,7 @@ def world() -> Any | None:
         return None
     is_started = "mpi4py.MPI" in sys.modules
     if not is_started and NAMES.claim("cleaning"):  # one rank of a machine is enough
-        remove_stale_segments()
+        stale_segments(remove=True)
     comm = import_mpi().COMM_WORLD
     if comm.size == 1 and launcher_size() > 1:
         message = (

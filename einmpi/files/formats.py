@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.contiguous import (
@@ -22,7 +22,6 @@ from einmpi.files.contiguous import (
 )
 from einmpi.files.datasets import (
     CONVERTIBLE_DTYPES,
-    Array,
     ConvertingReader,
     Dataset,
     RawReader,
@@ -38,23 +37,21 @@ from einmpi.files.hdf5.sparse_groups import find_group
 from einmpi.files.journal import finish_before_reading
 from einmpi.files.quantised import find_weight, open_weight
 from einmpi.files.sparse.found import SparseFile, sparse_of_keys
-from einmpi.files.sparse.npz import NpzReader, find_npz
-from einmpi.files.sparse.text import find_matrix_market, find_tns, lay_out_text
+from einmpi.files.sparse.single_files import (
+    NpzReader,
+    find_matrix_market,
+    find_npz,
+    find_tns,
+    lay_out_text,
+)
 from einmpi.files.specs import COMPRESSIONS, InputSpec, Place, StorageSpec
 from einmpi.files.zarr import arrays as zarr
 from einmpi.files.zarr.metadata import ZARR_COMPRESSIONS
 from einmpi.graph.scalar import MAX_LABELS
 
-
-class ChunkWriter(Protocol):
-    """Writes whole chunks of one tensor, each to a file of its own."""
-
-    def write(self, index: Sequence[int], chunk: Array) -> None: ...
-    def flush(self) -> None: ...
-
-
-# (draft, name of the tensor, how it is stored, shape of a chunk) → what writes its chunks.
-OpenChunkWriter: TypeAlias = Callable[[str, str, StorageSpec, tuple[int, ...]], ChunkWriter]
+# (draft, name of the tensor, how it is stored, shape of a chunk) → what writes each chunk to a file
+# of its own: it has `write(index, chunk)` and `flush()`.
+OpenChunkWriter: TypeAlias = Callable[[str, str, StorageSpec, tuple[int, ...]], Any]
 
 
 def check_is_file(file: str, names: Mapping[str, str]) -> None:

@@ -136,30 +136,23 @@ def unlink_mpich_segment() -> None:
             os.unlink(path)
 
 
-def stale_segments() -> list[Segment]:
-    """Return this user's segments that no process uses."""
+def stale_segments(remove: bool = False) -> list[Segment]:
+    """Return this user's segments that no process uses: a run that failed has left them.
+
+    `remove` says whether to remove them.
+    """
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(os.listdir(_FOLDER))
     found = []
-    for path in _segment_paths():
-        with _unused_file(path) as segment:
-            if segment is not None:
-                found.append(segment)
+    for name in names:
+        if name.startswith(_PREFIXES):
+            with _unused_file(f"{_FOLDER}/{name}") as segment, contextlib.suppress(OSError):
+                if segment is not None:
+                    found.append(segment)
+                    if remove:
+                        os.unlink(segment.path)
     return found
-
-
-def remove_stale_segments() -> None:
-    """Remove this user's segments that no process uses: a run that failed has left them."""
-    for path in _segment_paths():
-        with _unused_file(path) as segment, contextlib.suppress(OSError):
-            if segment is not None:
-                os.unlink(path)
-
-
-def _segment_paths() -> list[str]:
-    try:
-        names = os.listdir(_FOLDER)
-    except OSError:
-        return []
-    return [f"{_FOLDER}/{name}" for name in sorted(names) if name.startswith(_PREFIXES)]
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ def test_unused_segments_are_removed(monkeypatch):
             assert found.state == "note"
             assert found.text.endswith("; failed runs have left 2 files with 2.0 MiB")
             assert found.advice.endswith("einmpi run JOB.toml -n 2")
-            segments.remove_stale_segments()
+            segments.stale_segments(remove=True)
             kept = {"mpich_shm_used_0", "mpich_shm_link_0", "other"}
             assert set(os.listdir(folder)) == kept
             user.communicate()

@@ -18,7 +18,7 @@ from einmpi.files.datasets import Array, Dataset, check_unchanged
 from einmpi.files.formats import find_sparse, open_reader
 from einmpi.files.reading import generate, words
 from einmpi.files.sparse.found import SparseFile, rows_of
-from einmpi.files.sparse.text import LINES, own_lines
+from einmpi.files.sparse.single_files import LINES, own_lines
 from einmpi.files.specs import InputSpec
 from einmpi.graph.sparse.coordinates import Coordinates
 
