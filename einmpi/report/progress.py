@@ -17,7 +17,7 @@ from einmpi.comm.base import Comm
 from einmpi.job.batches import PREFIX as VALIDATION
 from einmpi.process.environment import CLEAR, screen
 from einmpi.process.signals import on_abort
-from einmpi.report.record import Work, work_of
+from einmpi.report.record import is_reported, operations_of
 from einmpi.report.terminal import console_for
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
@@ -55,8 +55,8 @@ class Progress:
         self.begun = 0, self.start
         self.steps_shown = 0  # how many had begun when something was shown last
         self.time_shown = 0.0
-        self.works: list[Work | None] = []  # of the steps; empty until something is shown
-        self.done: list[float] = []  # the part of the work done before each step, and at the end
+        # The part of the work done before each step, and at the end; empty until it is shown.
+        self.done: list[float] = []
         self.closed = Event()
         self.thread: Thread | None = None
         self.note: Callable[[], str] | None = None  # what a loop says about its last step
@@ -99,26 +99,24 @@ class Progress:
         self.time_shown = now
         if not self.done:
             self._weigh_steps()
-        repeat, step = divmod(steps - 1, len(self.works))
-        part = self._part_done(repeat, step, step_start, now)
+        repeat, number = divmod(steps - 1, len(self.schedule.steps))
+        part = self._part_done(repeat, number, step_start, now)
         left = None
         if part:
             left = (now - self.start) * (1 - part) / part
-        # The work of the current step, or of the next one if it has none.
-        work = next((work for work in self.works[step:] if work is not None), None)
+        # The current step, or the next one if reports leave it out.
+        step = next(filter(is_reported, self.schedule.steps[number:]), None)
         if self.width:
-            self._write(CLEAR + self._bar(part, work, left) + "\r")
+            self._write(CLEAR + self._bar(part, step, left) + "\r")
         else:
-            self._write(self._line(part, work, left))
+            self._write(self._line(part, step, left))
 
     def _weigh_steps(self) -> None:
-        self.works = [work_of(step) for step in self.schedule.steps]
         weights = []
-        for work in self.works:
-            if work is None:
-                weights.append(0)
-            else:
-                weights.append(work.operations + OPERATIONS_PER_BYTE * work.nbytes)
+        for step in self.schedule.steps:
+            weights.append(0)
+            if is_reported(step):
+                weights[-1] = operations_of(step) + OPERATIONS_PER_BYTE * step.nbytes
         total = sum(weights) or 1
         self.done = [done / total for done in accumulate(weights, initial=0)]
 
@@ -134,19 +132,17 @@ class Progress:
             growth = (now - self.start) / (step_start - self.start)
         return max(before, min(before * growth, after))
 
-    def _line(self, part: float, work: Work | None, left: float | None) -> str:
+    def _line(self, part: float, step: Step | None, left: float | None) -> str:
         time_left = "" if left is None else f", {_about(left)}"
         if self.note is not None:
             return f"einmpi: {part:.0%} {self.note()}{time_left}\n"
-        vertices = set()
-        for each in self.works:
-            if each is not None and each.kind == "kernel":
-                vertices.add(each.vertex)
-        vertex = "" if work is None else work.vertex
+        kernels = [each for each in self.schedule.steps if each.kind == "kernel"]
+        vertices = {each.vertex for each in kernels}
+        vertex = "" if step is None else step.vertex
         amount = counted(len(vertices), "vertex", "vertices")
         return f"einmpi: {part:.0%} {vertex} of {amount}{time_left}\n"
 
-    def _bar(self, part: float, work: Work | None, left: float | None) -> str:
+    def _bar(self, part: float, step: Step | None, left: float | None) -> str:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -154,8 +150,8 @@ class Progress:
         texts = [f"{part:4.0%}"]
         if self.note is not None:
             texts.append(self.note())
-        elif work is not None:
-            texts += [work.vertex, work.kind]
+        elif step is not None:
+            texts += [step.vertex, step.kind]
         if self.comm.size > 1:
             texts.append(f"{show_bytes(self.comm.received - self.received_before)} received")
         if left is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,12 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.text.summary import Row
 from einmpi.report.record import (
     Done,
-    OwnSpans,
-    Record,
     Recorder,
     Span,
     Timeline,
     TransferTime,
-    gather_records,
+    gather_spans,
+    spans_of,
     timeline_of,
 )
 from einmpi.schedule.steps import Step
@@ -225,7 +225,7 @@ LAST_STEPS_TRACED = 3  # without a choice: the first step of a loop, and so many
 class LoopRecord:
     """What was recorded of a loop, on rank 0."""
 
-    records: Sequence[Record]  # of each rank: the traced steps, on the clock of rank 0
+    spans: Sequence[Sequence[Span]]  # of each rank: the traced steps, on the clock of rank 0
     traced: tuple[int, ...]  # the numbers of these steps
     times: tuple[VertexTimes, ...]  # of all steps
 
@@ -272,35 +272,33 @@ class LoopRecorder(Recorder):
         traced = self.selected
         if not traced and self.first is not None:
             traced = [self.first, *self.last]
-        own = OwnSpans()
+        rank = self.comm.rank
+        own = []
         for number, done in traced:
-            own.add(done, f"{self.name}step {number}")
-        sums = OwnSpans()
+            own += spans_of(done, rank, f"{self.name}step {number}")
+        sums = []
         if self.first is not None:
             zeros = np.zeros(len(self.seconds))
             transfers = list(self.transfer_seconds.values())
             summed = Done(self.first[1].steps, zeros, self.seconds, transfers)
-            sums.add(summed, repeats=self.steps_done)
-        records = self.gathered(own)
-        all_sums = gather_records(self.comm, sums.record())
-        if self.comm.rank > 0:
+            sums = spans_of(summed, rank, repeats=self.steps_done)
+        spans = self.gathered(own)
+        all_sums = gather_spans(self.comm, sums)
+        if rank > 0:
             return None
         numbers = tuple(number for number, _ in traced)
-        steady = timeline_of([[record] for record in records])
+        steady = timeline_of(spans)
         if len(numbers) > 1:  # the first step prepares what later ones only call
             first = f"{self.name}step {numbers[0]}"
-            spans = tuple(span for span in steady.spans if span.during != first)
-            steady = replace(steady, spans=spans)
-        all_steps = timeline_of([[record] for record in all_sums])
-        return LoopRecord(records, numbers, _times_of_loop(all_steps, steady, graph))
+            later = tuple(span for span in steady.spans if span.during != first)
+            steady = replace(steady, spans=later)
+        return LoopRecord(spans, numbers, _times_of_loop(timeline_of(all_sums), steady, graph))
 
 
 def loops_timeline(loops: Sequence[LoopRecord]) -> Timeline:
     """Return the traced steps of loops that followed one another, on one clock."""
-    records_by_rank = []
-    for rank in range(len(loops[0].records)):
-        records_by_rank.append([loop.records[rank] for loop in loops])
-    return timeline_of(records_by_rank)
+    by_rank = zip(*(loop.spans for loop in loops), strict=True)
+    return timeline_of([[*itertools.chain.from_iterable(own)] for own in by_rank])
 
 
 def _times_of_loop(
