@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.arguments import named_values, optional_names, optional_text, path_name
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import comm_of_program, together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import PATHS_OF_JOB_FILES, Dataset
 from einmpi.files.formats import find, known_format
@@ -294,7 +294,6 @@ def open_dataset(
     array([ 6., 10.])
     """
     from einmpi.arrays.dist_array import DistArray
-    from einmpi.comm.agreement import comm_of_program
 
     def find_tensor() -> Dataset:
         return find(_input_spec(file, dataset, rows, follow, index))

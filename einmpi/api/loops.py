@@ -10,7 +10,7 @@ import numpy as np
 
 from einmpi.api.jobs import check_job
 from einmpi.arguments import as_int, known_name, named_values, optional_names, optional_text
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import comm_of_program, together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.reading import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
@@ -286,7 +286,6 @@ def run_loops(
 
     `validation` says what is computed for other inputs.
     """
-    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.sparse import has_sparse, stored_job, with_coordinates
     from einmpi.compiled.sparse_inputs import validated_inputs, with_sparse_inputs
     from einmpi.loops.sequence import LoopSequence

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from einmpi.api.jobs import check_job, job_of_program
 from einmpi.api.loops import LoopArguments, run_loops
 from einmpi.arguments import as_int, named_inputs, named_values
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import comm_of_program, together
 from einmpi.comm.base import ALONE
 from einmpi.errors import InputError
 from einmpi.files.datasets import identity_at
@@ -179,7 +179,6 @@ def _compiled(
     share: Compiled | None = None,
 ) -> Compiled:
     """Return a job that is ready for the ranks, as `compile` does."""
-    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.program import Compiled
     from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS
     from einmpi.loops.stages import with_carried_outputs
@@ -270,7 +269,6 @@ def run(
     >>> einmpi.run("n = sum(X[i,j])", X=X)["n"].gather()
     array(21.)
     """
-    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.known import known_jobs
     from einmpi.compiled.prepared_runs import all_know
 

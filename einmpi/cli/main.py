@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 from einmpi.cli.help import make_parser
 from einmpi.cli.options import RANKS_FLAGS, check_together
 from einmpi.errors import EinmpiError, InputError, is_everywhere, on_one_line, one_of
-from einmpi.process.environment import DEBUG_VARIABLE, is_debugging, open_closed_streams
+from einmpi.process.environment import (
+    DEBUG_VARIABLE,
+    is_debugging,
+    is_launched,
+    launcher_rank,
+    open_closed_streams,
+)
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -168,7 +174,6 @@ def connect_ranks() -> Comm:
 
     All ranks have started in time and have the same version of einmpi.
     """
-    from einmpi.process.environment import is_launched
     from einmpi.process.signals import hold_stop_requests
     from einmpi.process.startup import startup_deadline
 
@@ -185,8 +190,6 @@ def connect_ranks() -> Comm:
 
 def fail_to_connect(error: Exception | KeyboardInterrupt) -> int:
     """Print an error of `connect_ranks`, when ranks cannot agree who prints; return the status."""
-    from einmpi.process.environment import is_launched, launcher_rank
-
     rank = launcher_rank()
     if isinstance(error, EinmpiError):
         if error.everywhere and rank > 0:

@@ -15,7 +15,7 @@ import numpy as np
 
 from einmpi.api import plan as plan_job
 from einmpi.arguments import integer_from, known_name, path_name
-from einmpi.comm.agreement import on_first_rank, together
+from einmpi.comm.agreement import comm_of_program, on_first_rank, together
 from einmpi.errors import InputError
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
@@ -171,7 +171,6 @@ def load(
         The folder has no model that einmpi knows, a tensor is missing or has a wrong shape, or an
         argument is wrong; the same error on all ranks.
     """
-    from einmpi.comm.agreement import comm_of_program
 
     own_comm = comm_of_program(comm)
 
