@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,11 @@ from einmpi.report.record import (
 from einmpi.schedule.steps import Step
 from einmpi.units import show_count
 
+_TIMED_KINDS = ("kernel", "repeat", "exchange", "reduce")
 MAX_ROWS = 20  # vertices that have a row of their own: those that took longest
 
 
-@dataclass(frozen=True)
+@dataclass
 class VertexTimes:
     """Seconds as means over the ranks that have steps; operations and bytes as sums."""
 
@@ -64,60 +65,43 @@ class VertexTimes:
         return data
 
 
-@dataclass
-class _Sums:
-    """What all spans of a tensor add up to."""
-
-    kernel: dict[int, float] = field(default_factory=dict)  # seconds of each rank
-    communication: float = 0.0
-    waiting: float = 0.0
-    hidden: float = 0.0
-    operations: int = 0
-    nbytes: int = 0
-
-    def add(self, span: Span, waited: float) -> None:
-        """Add a span, in which its rank waited for the last one of its group.
-
-        Of a transfer in the background, this is how long the rank waited for the transfer itself.
-        """
-        took = span.end - span.start
-        if span.background:
-            self.hidden += took - waited
-            self.communication += waited
-            self.nbytes += span.nbytes
-        elif span.kind in ("kernel", "repeat"):
-            self.kernel[span.rank] = self.kernel.get(span.rank, 0.0) + took
-            self.operations += span.operations
-            self.nbytes += span.nbytes
-        else:
-            self.waiting += waited
-            self.communication += took - waited
-            self.nbytes += span.nbytes
-
-    def times(self, name: str, ranks: int) -> VertexTimes:
-        return VertexTimes(
-            name,
-            kernel=sum(self.kernel.values()) / ranks,
-            slowest_kernel=max(self.kernel.values(), default=0.0),
-            communication=self.communication / ranks,
-            waiting=self.waiting / ranks,
-            operations=self.operations,
-            nbytes=self.nbytes,
-            hidden=self.hidden / ranks,
-        )
-
-
 def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes, ...]:
     """Return the times of every tensor that was computed or moved, in the order of `names`."""
-    sums: dict[str, _Sums] = {}
+    found: dict[str, VertexTimes] = {}
+    kernels: dict[tuple[str, int], float] = defaultdict(float)  # of a tensor on a rank
     for span, waited in zip(timeline.spans, _waits(timeline), strict=True):
-        if span.kind in ("kernel", "repeat", "exchange", "reduce"):
-            sums.setdefault(span.vertex, _Sums()).add(span, waited)
+        if span.kind not in _TIMED_KINDS:
+            continue
+        times = found.setdefault(span.vertex, VertexTimes(span.vertex))
+        times.operations += span.operations
+        times.nbytes += span.nbytes
+        took = span.end - span.start
+        if span.background:  # the rank waited for the transfer itself
+            times.hidden += took - waited
+            times.communication += waited
+        elif span.kind in ("kernel", "repeat"):
+            times.kernel += took
+            kernels[span.vertex, span.rank] += took
+        else:
+            times.communication += took - waited
+            times.waiting += waited
+    for (name, _), seconds in kernels.items():
+        found[name].slowest_kernel = max(found[name].slowest_kernel, seconds)
     busy_ranks = len({span.rank for span in timeline.spans})
-    known = set(names)
-    order = [name for name in names if name in sums]
-    order += [name for name in sums if name not in known]
-    return tuple(sums[name].times(name, busy_ranks) for name in order)
+    for times in found.values():
+        times.kernel /= busy_ranks
+        times.communication /= busy_ranks
+        times.waiting /= busy_ranks
+        times.hidden /= busy_ranks
+    order = [name for name in names if name in found]
+    return tuple(found[name] for name in dict.fromkeys([*order, *found]))
+
+
+def total(name: str, vertices: Iterable[VertexTimes]) -> VertexTimes:
+    """Return the sums of several vertices, under a name."""
+    columns = zip(*(astuple(vertex)[1:] for vertex in vertices), strict=True)
+    sums: list[Any] = [None if None in column else sum(column) for column in columns]
+    return VertexTimes(name, *sums)
 
 
 def _waits(timeline: Timeline) -> list[float]:
@@ -155,9 +139,9 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     shown = order[:count]
     others = order[count:]
     if others:
-        shown.append(_total(f"{len(others)} others", others))
+        shown.append(total(f"{len(others)} others", others))
     if len(order) > 1:
-        shown.append(_total("in all", order))
+        shown.append(total("in all", order))
     heads: Row = ("vertex", "computing s", "moving s", "waiting s", "GFLOP/s", "GB/s", "imbalance")
     has_hidden = any(vertex.hidden for vertex in shown)
     if has_hidden:
@@ -165,27 +149,6 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     if any(vertex.words is not None for vertex in shown):
         heads += ("words",)
     return [heads, *(_row(vertex, has_hidden) for vertex in shown)]
-
-
-def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
-    first, *others = vertices
-    total = replace(first, name=name)
-    for vertex in others:
-        words = None
-        if total.words is not None:
-            words = total.words + (vertex.words or 0)
-        total = VertexTimes(
-            name,
-            total.kernel + vertex.kernel,
-            total.slowest_kernel + vertex.slowest_kernel,
-            total.communication + vertex.communication,
-            total.waiting + vertex.waiting,
-            total.operations + vertex.operations,
-            total.nbytes + vertex.nbytes,
-            words,
-            total.hidden + vertex.hidden,
-        )
-    return total
 
 
 def _row(vertex: VertexTimes, has_hidden: bool) -> Row:
