@@ -193,30 +193,20 @@ def _add_options(command: argparse.ArgumentParser, options: Iterable[Option]) ->
 
 
 def _add_option(target: _ArgumentContainer, option: Option) -> None:
-    settings: dict[str, Any] = {"help": option.help}
-    if option.is_switch:
-        target.add_argument(*option.names, action="store_true", **settings)
-        return
-    settings["metavar"] = option.metavar
-    settings["type"] = option.type
+    settings: dict[str, Any] = {"help": option.help, "default": option.value_if_missing}
+    if option.is_switch or option.is_list:
+        settings["action"] = "store_true" if option.is_switch else "append"
+    if not option.is_switch:
+        settings |= {"metavar": option.metavar, "type": option.type}
+    if option.is_required:
+        settings["required"] = True
     if option.choices:
         settings["choices"] = option.choices
-    if option.is_positional:
-        if option.is_optional:
-            settings["nargs"] = "?"
-            settings["default"] = option.default
-        target.add_argument(*option.names, **settings)
-        return
-    settings["required"] = option.is_required
-    if option.is_list:
-        target.add_argument(*option.names, action="append", default=[], **settings)
-        return
-    if option.value_if_bare is not None:
-        settings["nargs"] = "?"
-        settings["const"] = option.value_if_bare
     if option.nargs:
         settings["nargs"] = option.nargs
-    target.add_argument(*option.names, default=option.default, **settings)
+    if option.value_if_bare is not None:
+        settings |= {"nargs": "?", "const": option.value_if_bare}
+    target.add_argument(*option.names, **settings)
 
 
 def _add_help_flag(target: _ArgumentContainer) -> None:
@@ -248,8 +238,8 @@ def _format_examples(examples: Sequence[tuple[str, str]]) -> str:
 _FILE = "FILE"
 _FOLDER = "DIR"
 _JOB_FILE = "JOB.toml"
-_HELP_FLAG = Option("-h --help", "show this help message", is_switch=True)
-_VERSION_FLAG = Option("--version", "show the version", is_switch=True)
+_HELP_FLAG = Option("-h --help", "show this help message")
+_VERSION_FLAG = Option("--version", "show the version")
 
 
 def completion(options: argparse.Namespace) -> None:

@@ -43,9 +43,9 @@ CALIBRATION_SECONDS = 5.0
 NEW_TOKENS = 64
 _PROMPTS = "prompt prompts prompt_file chat"  # options of `llama` that tokens are generated for
 
-_RUNNING = ("run", "verify", "sbatch")
-_WITH_PLAN = (*_RUNNING, "plan", "simulate")
-_WITH_JOB = (*_WITH_PLAN, "check")
+_RUNNING = "run verify sbatch"
+_WITH_PLAN = f"{_RUNNING} plan simulate"
+_WITH_JOB = f"{_WITH_PLAN} check"
 # The commands that have a setting as a flag, by the group of the flag.
 _WITH_SETTINGS = {"job": _WITH_JOB, "plan": _WITH_PLAN, "run": _RUNNING, "ranks": _RUNNING}
 
@@ -62,10 +62,8 @@ class Option:
     group: str = ""
     commands: tuple[str, ...] = ()
     is_required: bool = False
-    is_switch: bool = False  # no value follows
     is_list: bool = False  # may be given several times
-    is_optional: bool = False  # a positional argument that may be left out
-    nargs: str = ""  # values that follow the flag, if not one: "+" at least one, "*" any number
+    nargs: str = ""  # values, if not one: "?" one or none, "+" at least one, "*" any number
     value_if_bare: str | None = None  # the value is optional, and this one if left out
     needs: str = ""  # names of options one of which must be there, or this one does nothing
     without: str = ""  # names of options beside which this one, or they, would do nothing
@@ -81,6 +79,12 @@ class Option:
     def name(self) -> str:
         """The name of its value among the parsed options."""
         return self.names[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether no value follows: it is a flag whose value has no name, and nothing to choose."""
+        has_value = self.metavar or self.choices or self.suggestions
+        return not self.is_positional and not has_value
 
     @property
     def value_if_missing(self) -> Any:
@@ -124,9 +128,9 @@ def check_together(options: argparse.Namespace) -> None:
                 raise InputError(option.names[0], problem, "only one of them")
 
 
-def _of(group: str, commands: str | tuple[str, ...], *options: Option) -> list[Option]:
+def _of(group: str, commands: str, *options: Option) -> list[Option]:
     """Return options of a group, for these commands."""
-    names = tuple(commands.split()) if isinstance(commands, str) else commands
+    names = tuple(commands.split())
     return [replace(option, group=group, commands=names) for option in options]
 
 
@@ -139,8 +143,7 @@ def _setting(name: str, help: str = "", **more: Any) -> Option:
         help or setting.help,
         None if setting.kind is SWITCH else metavar,
         group=setting.group,
-        commands=_WITH_SETTINGS[setting.group],
-        is_switch=setting.kind is SWITCH,
+        commands=tuple(_WITH_SETTINGS[setting.group].split()),
         suggestions=tuple(setting.choices()),
         **more,
     )
@@ -151,7 +154,7 @@ def _settings() -> list[Option]:
     return [_setting(name) for name, setting in SETTINGS.items() if setting.help]
 
 
-_QUIET = Option("--quiet", "print errors only", is_switch=True)
+_QUIET = Option("--quiet", "print errors only")
 _JSON = Option("--json", "write the results as JSON; - is standard output", "FILE")
 
 OPTIONS = (
@@ -255,7 +258,7 @@ OPTIONS = (
     *_of(
         "plan",
         "plan",
-        Option("--compare", "all strategies side by side", is_switch=True, without="strategy"),
+        Option("--compare", "all strategies side by side", without="strategy"),
         Option(
             "--memory-curve",
             "words and bytes under rising memory limits; FILE.svg or .png draws them",
@@ -266,7 +269,6 @@ OPTIONS = (
         Option(
             "--full",
             "every vertex of repeated layers, instead of those that differ",
-            is_switch=True,
             without="compare show_relations",
         ),
         Option(
@@ -311,7 +313,6 @@ OPTIONS = (
         Option(
             "--resume",
             "continue from the checkpoint, if there is one",
-            is_switch=True,
             needs="checkpoint",
         ),
     ),
@@ -325,7 +326,7 @@ OPTIONS = (
             f"the folder to copy to; {EXAMPLES_FOLDER} by default",
             "DIR",
             default=EXAMPLES_FOLDER,
-            is_optional=True,
+            nargs="?",
         ),
     ),
     *_of(
@@ -335,7 +336,7 @@ OPTIONS = (
             "topic",
             "the command; without one, all are listed",
             "COMMAND",
-            is_optional=True,
+            nargs="?",
             suggestions=COMMAND_NAMES,
         ),
     ),
@@ -392,7 +393,7 @@ OPTIONS = (
             "FIRST:END",
             needs="trace",
         ),
-        Option("--summary", "print where the time went, also to a pipe", is_switch=True),
+        Option("--summary", "print where the time went, also to a pipe"),
     ),
     *_of("output", "run check plan verify simulate new examples", _QUIET),
     # ---- llama -----------------------------------------------------------------------------------
@@ -408,7 +409,7 @@ OPTIONS = (
             "prompts of a file: a text, or .jsonl with a prompt or messages on each line",
             "FILE",
         ),
-        Option("--chat", "each prompt is a question; without one, those you type", is_switch=True),
+        Option("--chat", "each prompt is a question; without one, those you type"),
         Option(
             "--system", "what the model is told before the first question", "TEXT", needs="chat"
         ),
@@ -433,7 +434,6 @@ OPTIONS = (
         Option(
             "--random",
             "random weights instead of those of the files",
-            is_switch=True,
             without="plan_only",
         ),
     ),
@@ -462,7 +462,6 @@ OPTIONS = (
         Option(
             "--plan-only",
             "show how the model is partitioned: EXPLAIN; no MPI, no weights",
-            is_switch=True,
             needs="ranks",
         ),
         Option(
@@ -533,7 +532,7 @@ OPTIONS = (
             is_list=True,
             needs="prompt prompt_file chat",
         ),
-        Option("--bench", "measure prefills: seconds, words, operations", is_switch=True),
+        Option("--bench", "measure prefills: seconds, words, operations"),
         Option(
             "--repeat",
             "measure N times, report the median; 3 by default",
@@ -556,7 +555,6 @@ OPTIONS = (
         Option(
             "--every-position",
             "logits at every position, not only at the last",
-            is_switch=True,
             needs="logits",
         ),
         Option(
@@ -578,7 +576,6 @@ OPTIONS = (
         Option(
             "--before-norm",
             "the last of the --layers before the last norm, not after it",
-            is_switch=True,
             needs="hidden",
         ),
         Option("--job", "write the job file of a prefill, to read and to change", "FILE.toml"),
