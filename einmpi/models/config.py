@@ -154,24 +154,21 @@ class Config:
 class Architecture:
     """What is peculiar to a `model_type`: modules, names of keys and tensors, missing values.
 
-    Biases are there (True), not there (False), or there if the key of config.json is true.
     `window` is a key of `_WINDOWS`: which layers have a window. `defaults` are values that
     transformers takes for keys that config.json does not have.
 
-    `features` are fields of a Config that all its models have, and `numbers` those that a key
-    gives, if it is there. `keys` are names of keys where LLaMA's is another, and `tensors` those of
-    parameters. Several parameters of one tensor are its rows, one after the other. `only` are
-    values of keys for which there is no module with any other value.
+    `features` are fields of a Config that all its models have, `switches` those that are true if
+    a key is, and `numbers` those that a key gives, if it is there. `keys` are names of keys where
+    LLaMA's is another, and `tensors` those of parameters. Several parameters of one tensor are its
+    rows, one after the other. `only` are values of keys for which there is no module with any
+    other value.
     """
 
     title: str
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    head_norms: bool = False
     window: str = "none"
     defaults: Mapping[str, Json] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -188,9 +185,8 @@ _NORMS_AROUND = {
     "g3": "post_attention_layernorm.weight",
     "g4": "post_feedforward_layernorm.weight",
 }
+_ATTENTION_BIASES = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 _GEMMA: dict[str, Any] = {
-    "qkv_bias": "attention_bias",
-    "output_bias": "attention_bias",
     "defaults": {
         "hidden_activation": "gelu_pytorch_tanh",
         "num_key_value_heads": 4,
@@ -202,6 +198,7 @@ _GEMMA: dict[str, Any] = {
         "eos_token_id": 1,
     },
     "features": {"post_norms": True, "gains_from_one": True},
+    "switches": _ATTENTION_BIASES,
     "numbers": {
         "attention_scalar": "query_pre_attn_scalar",
         "attention_cap": "attn_logit_softcapping",
@@ -215,10 +212,8 @@ _GEMMA: dict[str, Any] = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         "LLaMA 1 to 3",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        mlp_bias="mlp_bias",
         defaults={"max_position_embeddings": 2048, **_OLD_TOKENS},
+        switches={**_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
     ),
     "mistral": Architecture(
         "Mistral",
@@ -252,7 +247,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen2": Architecture(
         "Qwen2",
-        qkv_bias=True,
         window="some",
         defaults={
             "max_position_embeddings": 32768,
@@ -260,12 +254,10 @@ ARCHITECTURES: dict[str, Architecture] = {
             "sliding_window": 4096,
             "max_window_layers": 28,
         },
+        features={"qkv_bias": True},
     ),
     "qwen3": Architecture(
         "Qwen3",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        head_norms=True,
         window="some",
         defaults={
             "max_position_embeddings": 32768,
@@ -274,12 +266,11 @@ ARCHITECTURES: dict[str, Architecture] = {
             "sliding_window": 4096,
             "max_window_layers": 28,
         },
+        features={"head_norms": True},
+        switches=_ATTENTION_BIASES,
     ),
     "qwen3_moe": Architecture(
         "Qwen3-MoE",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        head_norms=True,
         window="all if used",
         defaults={
             "max_position_embeddings": 32768,
@@ -289,7 +280,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_experts_per_tok": 8,
             "norm_topk_prob": False,
         },
-        features={"mlp": "experts"},
+        features={"mlp": "experts", "head_norms": True},
+        switches=_ATTENTION_BIASES,
         keys={"intermediate_size": "moe_intermediate_size"},
         only={"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])},
     ),
@@ -308,10 +300,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3_text": Architecture(
         "Gemma 3, of text",
-        head_norms=True,
         window="every sixth is full",
         **{
             **_GEMMA,
+            "features": {**_GEMMA["features"], "head_norms": True},
             "defaults": {
                 **_GEMMA["defaults"],
                 "max_position_embeddings": 131072,
@@ -340,21 +332,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "olmo2": Architecture(
         "OLMo 2",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
         defaults={
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-5,
             "eos_token_id": 50279,
         },
         features={"pre_norms": False, "post_norms": True, "joint_norms": True},
+        switches=_ATTENTION_BIASES,
         tensors=_NORMS_AROUND,
     ),
     "starcoder2": Architecture(
         "StarCoder2",
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        mlp_bias="use_bias",
         window="all",
         defaults={
             "hidden_act": "gelu_pytorch_tanh",
@@ -367,12 +355,11 @@ ARCHITECTURES: dict[str, Architecture] = {
             "eos_token_id": 50256,
         },
         features={"norm": "layer", "mlp": "plain"},
+        switches={"qkv_bias": "use_bias", "output_bias": "use_bias", "mlp_bias": "use_bias"},
         keys={"rms_norm_eps": "norm_epsilon"},
     ),
     "gpt_oss": Architecture(
         "gpt-oss",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
         window="every second is full",
         defaults={
             "max_position_embeddings": 131072,
@@ -393,6 +380,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             },
         },
         features={"mlp": "joined experts", "sinks": True},
+        switches=_ATTENTION_BIASES,
         numbers={"glu_alpha": "swiglu_alpha", "glu_limit": "swiglu_limit"},
     ),
 }
@@ -461,10 +449,6 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
         epsilon=values.number(keys.get("rms_norm_eps", "rms_norm_eps"), 1e-6),
         tied=values.truth("tie_word_embeddings", False),
         rope=rope,
-        qkv_bias=_has_bias(values, architecture.qkv_bias),
-        output_bias=_has_bias(values, architecture.output_bias),
-        mlp_bias=_has_bias(values, architecture.mlp_bias),
-        head_norms=architecture.head_norms,
         activation=_activation(values, architecture),
         window=window,
         window_layers=window_layers,
@@ -496,6 +480,8 @@ def _check_only(values: Values, architecture: Architecture) -> None:
 def _features(values: Values, architecture: Architecture, width: int) -> dict[str, Any]:
     """Return the fields of a Config that only some architectures have."""
     found = dict(architecture.features)
+    for name, key in architecture.switches.items():
+        found[name] = values.truth(key, False)
     for name, key in architecture.numbers.items():
         found[name] = values.number(key) if values.has(key) else None
     if architecture.features.get("gains_from_one"):
@@ -506,11 +492,6 @@ def _features(values: Values, architecture: Architecture, width: int) -> dict[st
         found["chosen"] = values.positive("num_experts_per_tok", found["experts"])
         found["scaled_choice"] = values.truth("norm_topk_prob", True)
     return found
-
-
-def _has_bias(values: Values, rule: bool | str) -> bool:
-    """Return whether projections have biases: by the architecture, or by a key of the file."""
-    return values.truth(rule, False) if isinstance(rule, str) else rule
 
 
 # Which layers see their positions through a window if config.json does not list them: of so many
