@@ -295,11 +295,12 @@ def open_dataset(
     """
     from einmpi.arrays.dist_array import DistArray
 
-    def find_tensor() -> Dataset:
-        return find(_input_spec(file, dataset, rows, follow, index))
-
     own_comm = comm_of_program(comm)
-    found = together(own_comm, find_tensor, Dataset.as_read)
+    found = together(
+        own_comm,
+        lambda: find(_input_spec(file, dataset, rows, follow, index)),
+        Dataset.as_read,
+    )
     return DistArray.from_dataset(found, own_comm, parts)
 
 

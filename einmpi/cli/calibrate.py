@@ -300,9 +300,8 @@ def products(workplace: Workplace, budget: float) -> dict[str, Figure]:
     found = {}
     for dtype in PRODUCTS:
         action_of = partial(_product, workplace, dtype)
-        found[dtype] = _figure(
-            workplace, action_of, _product_operations, _MATRICES, budget / len(PRODUCTS)
-        )
+        share = budget / len(PRODUCTS)
+        found[dtype] = _figure(workplace, action_of, lambda rows: 2 * rows**3, _MATRICES, share)
     return found
 
 
@@ -313,10 +312,7 @@ def other(workplace: Workplace, budget: float) -> Figure:
         shapes = {"X": (rows, _COLUMNS), "C": (rows,)}
         return MeasuredKernel.of(workplace, OTHER, "float64", shapes).compute
 
-    def operations(rows: int) -> int:
-        return 2 * rows * _COLUMNS
-
-    return _figure(workplace, action_of, operations, _ROWS, budget)
+    return _figure(workplace, action_of, lambda rows: 2 * rows * _COLUMNS, _ROWS, budget)
 
 
 def _figure(
@@ -333,10 +329,6 @@ def _figure(
 def _product(workplace: Workplace, dtype: str, rows: int) -> Action:
     shapes = {"A": (rows, rows), "B": (rows, rows)}
     return MeasuredKernel.of(workplace, PRODUCT, dtype, shapes).compute
-
-
-def _product_operations(rows: int) -> int:
-    return 2 * rows**3
 
 
 @dataclass(frozen=True)

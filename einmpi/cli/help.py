@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
@@ -124,19 +125,17 @@ def make_parser() -> Parser:
     return parser
 
 
-def help_text(command: str | None) -> str:
-    """Return what --help prints for a command, or for the whole program without one."""
-    parser = make_parser()
-    if command is None:
-        return parser.format_help()
-    if command not in SUMMARIES:
-        raise InputError("einmpi help", f"unknown command {command!r}", one_of(SUMMARIES, command))
-    return parser.command_parsers[command].format_help()
-
-
 def show_help(options: argparse.Namespace) -> None:
-    """Print the help of a command or of the whole program."""
-    print(help_text(options.topic), end="")
+    """Print what --help prints for a command, or for the whole program without one."""
+    parser = make_parser()
+    command = options.topic
+    if command is None:
+        parser.print_help()
+    elif command in SUMMARIES:
+        parser.command_parsers[command].print_help()
+    else:
+        what = f"unknown command {command!r}"
+        raise InputError("einmpi help", what, one_of(SUMMARIES, command))
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,7 +143,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         command = settings["prog"].removeprefix("einmpi").strip()
-        settings["formatter_class"] = _make_formatter
+        settings["formatter_class"] = partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=26, width=WIDTH
+        )
         settings["epilog"] = _format_examples(EXAMPLES[command])
         settings["add_help"] = False  # the flag belongs to a group
         # No abbreviations: a new flag could give another meaning to one.
@@ -211,10 +212,6 @@ def _add_option(target: _ArgumentContainer, option: Option) -> None:
 
 def _add_help_flag(target: _ArgumentContainer) -> None:
     target.add_argument("-h", "--help", action="help", help="show this help message and exit")
-
-
-def _make_formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=WIDTH)
 
 
 def _format_columns(rows: Iterable[tuple[str, str]]) -> str:

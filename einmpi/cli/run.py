@@ -419,6 +419,7 @@ def stored_report(
         "startup": first_use_seconds(),
         "total": end - start,
     }
+    first_used = first_uses()  # by rank 0, which shows it
     resumed_from = None
     if checkpoints is not None and checkpoints.saved is not None:
         resumed_from = checkpoints.saved.place
@@ -432,16 +433,10 @@ def stored_report(
         figures(comm, finished.outputs),
         finished.work,
         threads_of(comm).count,
-        _startup_of_first_rank(),
+        Startup(STATISTICS.compiled, first_used[COMPILING], first_used[LOADING_GENERATORS]),
         resumed_from=resumed_from,
         checkpoints=checkpoints.count if checkpoints else 0,
         timeline=finished.timeline,
         loops=finished.loops,
         sharing_problem=sharing_problem(comm),
     )
-
-
-def _startup_of_first_rank() -> Startup:
-    """Return what rank 0 did for the first time."""
-    seconds = first_uses()
-    return Startup(STATISTICS.compiled, seconds[COMPILING], seconds[LOADING_GENERATORS])

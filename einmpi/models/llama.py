@@ -557,7 +557,8 @@ class Model:
     def _run_prefill(self, prompts: Prompts, **options: Any) -> dict[str, DistArray]:
         """Compute the outputs of a prefill."""
         batch, sequence = prompts.tokens.shape
-        options["lengths"] = prompts.is_padded and not options.get("every")
+        is_padded = bool((prompts.lengths < sequence).any())
+        options["lengths"] = is_padded and not options.get("every")
         ((_, compiled),) = self.programs.ready(self._wanted_prefill(batch, sequence, **options))
         frequencies = self.config.frequencies(int(prompts.lengths.max()))
         given: dict[str, Any] = {TOKENS: prompts.tokens, FREQUENCIES: frequencies}

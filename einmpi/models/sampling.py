@@ -321,11 +321,6 @@ class Prompts:
     tokens: Tokens
     lengths: Tokens
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether a sequence is shorter than the array."""
-        return bool((self.lengths < self.tokens.shape[1]).any())
-
     def padded(self, width: int) -> Prompts:
         """Return the prompts in an array of another width."""
         count = min(width, self.tokens.shape[1])

@@ -271,13 +271,6 @@ _RECORDS = (
 OPTIMIZERS: Mapping[str, Optimizer] = {record.name: record for record in _RECORDS}
 
 
-def optimizer_named(where: str, name: str) -> Optimizer:
-    """Return the optimiser with this name."""
-    if name not in OPTIMIZERS:
-        raise InputError(where, f"unknown optimizer {name!r:.60}", one_of(tuple(OPTIMIZERS), name))
-    return OPTIMIZERS[name]
-
-
 PRECISIONS = ("bfloat16", "float16")
 MOST_COUNTED = 2**31  # batches or updates
 FIRST_SCALE = 65536.0  # torch's, as the next one
@@ -377,12 +370,13 @@ def make_training(
     rules = _checked_groups(place, names, optimizer, groups)
     in_groups = [name for rule in rules for name in rule.parameters]
     others = tuple(name for name in names if name not in in_groups)
+    clip = optimizer.get("clip")
     rules.append(_rule(place, ("optimizer",), record, optimizer, others, ""))
     return Training(
         loss=loss,
         parameters=names,
         rules=tuple(rules),
-        clip=_checked_clip(place, optimizer),
+        clip=None if clip is None else _positive(place("optimizer", "clip"), "clip", clip),
         accumulate=_checked_count(place, "accumulate", accumulate, 1),
         precision=_checked_precision(place, precision, {"scale": scale, "growth": growth}),
         scale=FIRST_SCALE if scale is None else _positive(place("scale"), "scale", scale),
@@ -468,7 +462,10 @@ def _checked_optimizer(place: Place, optimizer: Any, common: Sequence[str]) -> O
         if name is not None:
             what = f"the name of the optimizer is {show(name)}"
         raise InputError(place("name"), what, one_of(tuple(OPTIMIZERS)))
-    record = optimizer_named(place("name"), name)
+    if name not in OPTIMIZERS:
+        what = f"unknown optimizer {name!r:.60}"
+        raise InputError(place("name"), what, one_of(tuple(OPTIMIZERS), name))
+    record = OPTIMIZERS[name]
     known = (*common, *record.options)
     for key in optimizer:
         if key not in known:
@@ -478,11 +475,6 @@ def _checked_optimizer(place: Place, optimizer: Any, common: Sequence[str]) -> O
                 hint = f"{key} of torch is called {_NAMES_IN_TORCH[key]} here"
             raise InputError(place(key), what, one_of(known, str(key)), hint)
     return record
-
-
-def _checked_clip(place: Place, optimizer: Mapping[str, Any]) -> float | None:
-    clip = optimizer.get("clip")
-    return None if clip is None else _positive(place("optimizer", "clip"), "clip", clip)
 
 
 def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:
