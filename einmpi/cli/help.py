@@ -7,92 +7,78 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
+from einmpi.cli.options import COMMANDS, GROUPS, Option, options_of
 from einmpi.errors import InputError, one_of
 
 WIDTH = 80  # columns on every terminal: help is for reading, and for pages
 
 # What to type for each command, and what it does; "" is the program without a command.
 EXAMPLES = {
-    "": (
-        ("einmpi examples", "copy the example jobs to jobs/"),
-        ("einmpi jobs/chain.toml", "run a job in this process"),
-        ("mpirun -n 4 python -m einmpi jobs/chain.toml", "on four ranks"),
-        ("einmpi run jobs/chain.toml -n 4", "the same: starts mpirun itself"),
-        ("einmpi verify jobs/chain.toml -n 4", "compare with the reference"),
-        ("einmpi check jobs/attention.toml", "parse it, inspect its files"),
-        ("einmpi plan jobs/attention.toml -n 64", "its partitioning over 64 ranks"),
-        ("einmpi doctor", "would a run work here?"),
-    ),
-    "run": (
-        ("einmpi run jobs/chain.toml", "in this process"),
-        ("einmpi run jobs/chain.toml -n 4", "on four ranks"),
-        ("einmpi run jobs/chain.toml --set s=2000 --set skew=10", "another size"),
-        ("einmpi run jobs/chain.toml -n 2 --repeat 5 --json -", "timed, as JSON"),
-        ("einmpi run jobs/chain.toml -n 2 --trace run.json", "a timeline"),
-        ("einmpi run jobs/chain.toml --checkpoint saved --resume", "can continue"),
-    ),
-    "check": (
-        ("einmpi check jobs/attention.toml", "shapes, dtypes, files"),
-        ("einmpi check jobs/chain.toml --set s=2000", "with another size"),
-    ),
-    "plan": (
-        ("einmpi plan jobs/attention.toml -n 64", "no MPI, no data"),
-        ("einmpi plan jobs/chain.toml -n 8 --compare", "all strategies"),
-        ("einmpi plan jobs/chain.toml -n 64 --nodes 8", "on 8 nodes"),
-        ("einmpi plan jobs/chain.toml -n 8 --memory 4MiB", "with little memory"),
-        ("einmpi plan jobs/chain.toml -n 4 --show-relations Z_1", "one vertex"),
-    ),
-    "verify": (
-        ("einmpi verify jobs/chain.toml -n 4", "on four ranks"),
-        ("einmpi verify jobs/softmax.toml --strategy sqrt", "another strategy"),
-    ),
-    "sbatch": (
-        ("einmpi sbatch jobs/chain.toml --nodes 4 --ntasks-per-node 16", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 8 --out run.sbatch", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --partition long", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --format pbs", ""),
-    ),
-    "simulate": (
-        ("einmpi simulate jobs/chain.toml -n 1024 --cluster nodes=128,cores=8,bw=12.5GB", ""),
-        ("einmpi simulate jobs/chain.toml -n 64 --cluster topology=torus --compare", ""),
-        ("einmpi simulate jobs/chain.toml -n 64 --platform cluster.xml", ""),
-    ),
-    "new": (
-        ("einmpi new mine.toml", "asks for program, inputs and outputs"),
-        ("einmpi new mine.toml --from data.h5", "all datasets as inputs"),
-    ),
-    "llama": (
-        ("einmpi llama DIR --prompt 'Once upon a time'", "text, as it comes"),
-        ("einmpi llama DIR --prompt Hello -n 4 --new 100", "on four ranks"),
-        ("einmpi llama DIR --prompts in.h5:/t --logits out.h5:/l", "logits in HDF5"),
-        ("einmpi llama 7B --plan-only -n 8 --compare", "needs no weights"),
-        ("einmpi llama DIR --job llama.toml", "to read and to change"),
-    ),
-    "examples": (
-        ("einmpi examples", "to the folder jobs"),
-        ("einmpi examples ~/einmpi-jobs", "to another folder"),
-    ),
-    "doctor": (
-        ("einmpi doctor", "also sends messages between two ranks"),
-        ("einmpi doctor --json -", "for programs"),
-    ),
-    "calibrate": (
-        ("einmpi calibrate", "kernels, in this process"),
-        ("mpirun -n 4 python -m einmpi calibrate --save", "messages too; machine.toml"),
-        ("einmpi calibrate -n 4 --save", "the same: starts mpirun itself"),
-        ("einmpi calibrate -n 4 --backend cupy --save", "for GPUs"),
-    ),
-    "completion": (
-        ("einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi", ""),
-        ("einmpi completion zsh > ~/.zfunc/_einmpi", ""),
-        ("einmpi completion fish > ~/.config/fish/completions/einmpi.fish", ""),
-    ),
-    "help": (
-        ("einmpi help", "all commands"),
-        ("einmpi help plan", "the same as einmpi plan --help"),
-    ),
+    "": """
+  einmpi examples                               copy the example jobs to jobs/
+  einmpi jobs/chain.toml                        run a job in this process
+  mpirun -n 4 python -m einmpi jobs/chain.toml  on four ranks
+  einmpi run jobs/chain.toml -n 4               the same: starts mpirun itself
+  einmpi verify jobs/chain.toml -n 4            compare with the reference
+  einmpi check jobs/attention.toml              parse it, inspect its files
+  einmpi plan jobs/attention.toml -n 64         its partitioning over 64 ranks
+  einmpi doctor                                 would a run work here?""",
+    "run": """
+  einmpi run jobs/chain.toml                              in this process
+  einmpi run jobs/chain.toml -n 4                         on four ranks
+  einmpi run jobs/chain.toml --set s=2000 --set skew=10   another size
+  einmpi run jobs/chain.toml -n 2 --repeat 5 --json -     timed, as JSON
+  einmpi run jobs/chain.toml -n 2 --trace run.json        a timeline
+  einmpi run jobs/chain.toml --checkpoint saved --resume  can continue""",
+    "check": """
+  einmpi check jobs/attention.toml           shapes, dtypes, files
+  einmpi check jobs/chain.toml --set s=2000  with another size""",
+    "plan": """
+  einmpi plan jobs/attention.toml -n 64                  no MPI, no data
+  einmpi plan jobs/chain.toml -n 8 --compare             all strategies
+  einmpi plan jobs/chain.toml -n 64 --nodes 8            on 8 nodes
+  einmpi plan jobs/chain.toml -n 8 --memory 4MiB         with little memory
+  einmpi plan jobs/chain.toml -n 4 --show-relations Z_1  one vertex""",
+    "verify": """
+  einmpi verify jobs/chain.toml -n 4               on four ranks
+  einmpi verify jobs/softmax.toml --strategy sqrt  another strategy""",
+    "sbatch": """
+  einmpi sbatch jobs/chain.toml --nodes 4 --ntasks-per-node 16
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 8 --out run.sbatch
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --partition long
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --format pbs""",
+    "simulate": """
+  einmpi simulate jobs/chain.toml -n 1024 --cluster nodes=128,cores=8,bw=12.5GB
+  einmpi simulate jobs/chain.toml -n 64 --cluster topology=torus --compare
+  einmpi simulate jobs/chain.toml -n 64 --platform cluster.xml""",
+    "new": """
+  einmpi new mine.toml                 asks for program, inputs and outputs
+  einmpi new mine.toml --from data.h5  all datasets as inputs""",
+    "llama": """
+  einmpi llama DIR --prompt 'Once upon a time'            text, as it comes
+  einmpi llama DIR --prompt Hello -n 4 --new 100          on four ranks
+  einmpi llama DIR --prompts in.h5:/t --logits out.h5:/l  logits in HDF5
+  einmpi llama 7B --plan-only -n 8 --compare              needs no weights
+  einmpi llama DIR --job llama.toml                       to read and to change""",
+    "examples": """
+  einmpi examples                to the folder jobs
+  einmpi examples ~/einmpi-jobs  to another folder""",
+    "doctor": """
+  einmpi doctor           also sends messages between two ranks
+  einmpi doctor --json -  for programs""",
+    "calibrate": """
+  einmpi calibrate                               kernels, in this process
+  mpirun -n 4 python -m einmpi calibrate --save  messages too; machine.toml
+  einmpi calibrate -n 4 --save                   the same: starts mpirun itself
+  einmpi calibrate -n 4 --backend cupy --save    for GPUs""",
+    "completion": """
+  einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi
+  einmpi completion zsh > ~/.zfunc/_einmpi
+  einmpi completion fish > ~/.config/fish/completions/einmpi.fish""",
+    "help": """
+  einmpi help       all commands
+  einmpi help plan  the same as einmpi plan --help""",
 }
 
 
@@ -108,15 +94,15 @@ def make_parser() -> Parser:
     # The description lists the commands: argparse's own list is narrow and wraps their names.
     commands = parser.add_subparsers(
         title="commands",
-        description=_format_columns(SUMMARIES.items()),
+        description="\n".join(f"{name:<10}  {each.summary}" for name, each in COMMANDS.items()),
         prog="einmpi",
         dest="command",
         metavar="COMMAND",
         required=True,
         help=argparse.SUPPRESS,
     )
-    for name, summary in SUMMARIES.items():
-        command = commands.add_parser(name, description=summary)
+    for name, each in COMMANDS.items():
+        command = commands.add_parser(name, description=each.summary)
         _add_options(command, options_of(name))
         parser.command_parsers[name] = command
     output = parser.add_argument_group("output")
@@ -131,11 +117,11 @@ def show_help(options: argparse.Namespace) -> None:
     command = options.topic
     if command is None:
         parser.print_help()
-    elif command in SUMMARIES:
+    elif command in COMMANDS:
         parser.command_parsers[command].print_help()
     else:
         what = f"unknown command {command!r}"
-        raise InputError("einmpi help", what, one_of(SUMMARIES, command))
+        raise InputError("einmpi help", what, one_of(COMMANDS, command))
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,7 +132,7 @@ class Parser(argparse.ArgumentParser):
         settings["formatter_class"] = partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=26, width=WIDTH
         )
-        settings["epilog"] = _format_examples(EXAMPLES[command])
+        settings["epilog"] = f"examples:{EXAMPLES[command]}"
         settings["add_help"] = False  # the flag belongs to a group
         # No abbreviations: a new flag could give another meaning to one.
         settings["allow_abbrev"] = False
@@ -212,18 +198,6 @@ def _add_option(target: _ArgumentContainer, option: Option) -> None:
 
 def _add_help_flag(target: _ArgumentContainer) -> None:
     target.add_argument("-h", "--help", action="help", help="show this help message and exit")
-
-
-def _format_columns(rows: Iterable[tuple[str, str]]) -> str:
-    """Return two columns as text: commands and what they do."""
-    rows = list(rows)
-    width = max(len(command) for command, _ in rows)
-    return "\n".join(f"{command:<{width}}  {meaning}".rstrip() for command, meaning in rows)
-
-
-def _format_examples(examples: Sequence[tuple[str, str]]) -> str:
-    lines = _format_columns(examples).split("\n")
-    return "\n".join(["examples:", *(f"  {line}" for line in lines)])
 
 
 # ---- completion ----------------------------------------------------------------------------------
@@ -314,7 +288,7 @@ def _bash_script() -> str:
     value_lines: dict[str, str] = {}  # by flags: a flag means the same in all commands
     flag_lists = {"": _bash_flags([*_options("run"), _VERSION_FLAG])}  # without a command it is run
     positions = []
-    for command in SUMMARIES:
+    for command in COMMANDS:
         options = _options(command)
         flag_lists[command] = _bash_flags(options)
         for option in options:
@@ -326,8 +300,8 @@ def _bash_script() -> str:
     option_lines = []
     for command, flags in flag_lists.items():
         option_lines.append(f'{command}:-*) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;')
-    script = _BASH.replace("@COMMANDS@", "|".join(SUMMARIES))
-    script = script.replace("@ALL@", " ".join(SUMMARIES))
+    script = _BASH.replace("@COMMANDS@", "|".join(COMMANDS))
+    script = script.replace("@ALL@", " ".join(COMMANDS))
     script = script.replace("@VALUES@", _indented(list(value_lines.values())))
     script = script.replace("@OPTIONS@", _indented(option_lines))
     return script.replace("@POSITIONS@", _indented(positions))
@@ -377,8 +351,8 @@ if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _einmpi "$@"; else compdef 
 def _zsh_script() -> str:
     command_lines = []
     option_lines = []
-    for command, summary in SUMMARIES.items():
-        command_lines.append(f"'{command}:{_zsh_text(summary)}'")
+    for command, each in COMMANDS.items():
+        command_lines.append(f"'{command}:{_zsh_text(each.summary)}'")
         options = _options(command)
         if command == "run":
             options.append(_VERSION_FLAG)
@@ -415,14 +389,13 @@ def _fish_script() -> str:
         "# fish completion for einmpi; made by: einmpi completion fish",
         "complete -c einmpi -f",
     ]
-    for command, summary in SUMMARIES.items():
-        lines.append(
-            f"complete -c einmpi -n __fish_use_subcommand -a {command} -d {_fish_quoted(summary)}"
-        )
+    for command, each in COMMANDS.items():
+        summary = _fish_quoted(each.summary)
+        lines.append(f"complete -c einmpi -n __fish_use_subcommand -a {command} -d {summary}")
     for option in (_VERSION_FLAG, _HELP_FLAG):
         lines.append(_fish_line("__fish_use_subcommand", option))
-    others = " ".join(command for command in SUMMARIES if command != "run")
-    for command in SUMMARIES:
+    others = " ".join(command for command in COMMANDS if command != "run")
+    for command in COMMANDS:
         condition = f"__fish_seen_subcommand_from {command}"
         if command == "run":  # without a command it is run
             condition = f"not __fish_seen_subcommand_from {others}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from einmpi.errors import InputError
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
@@ -15,23 +15,35 @@ from einmpi.planner.strategies import STRATEGIES
 
 # The groups of options in --help, in this order.
 GROUPS = ("job", "ranks", "plan", "run", "output")
-# The commands, in the order in which --help lists them, and what each does.
-SUMMARIES = {
-    "run": "run a job (the default)",
-    "check": "parse a job, infer shapes, inspect its files",
-    "plan": "show how a job is partitioned over ranks: EXPLAIN",
-    "verify": "run a job and compare with the reference; writes no outputs",
-    "sbatch": "write a script for Slurm or another scheduler, from the plan",
-    "simulate": "replay a plan on a simulated network, of any size",
-    "new": "write a job file: from your answers, or for the tensors of a file",
-    "llama": "run or plan a language model: from a folder to text",
-    "examples": "copy the example jobs into a folder",
-    "doctor": "show what is installed here, and whether a run would work",
-    "calibrate": "measure this machine, for plans in seconds",
-    "completion": "print a script for completion in a shell",
-    "help": "show the help of a command",
+
+
+class Command(NamedTuple):
+    """Where the function of a command is, and what it does."""
+
+    function: str  # in einmpi.cli; only the one that is asked for is imported
+    summary: str
+
+
+# The commands, in the order in which --help lists them.
+_COMMANDS = """
+run         run:run              run a job (the default)
+check       job_options:check    parse a job, infer shapes, inspect its files
+plan        plan:plan            show how a job is partitioned over ranks: EXPLAIN
+verify      run:verify           run a job and compare with the reference; writes no outputs
+sbatch      sbatch:sbatch        write a script for Slurm or another scheduler, from the plan
+simulate    plan:simulate        replay a plan on a simulated network, of any size
+new         new:new              write a job file: from your answers, or for the tensors of a file
+llama       llama:llama          run or plan a language model: from a folder to text
+examples    new:examples         copy the example jobs into a folder
+doctor      doctor:doctor        show what is installed here, and whether a run would work
+calibrate   calibrate:calibrate  measure this machine, for plans in seconds
+completion  help:completion      print a script for completion in a shell
+help        help:show_help       show the help of a command
+"""
+COMMANDS = {
+    name: Command(function, summary)
+    for name, function, summary in (row.split(maxsplit=2) for row in _COMMANDS[1:-1].split("\n"))
 }
-COMMAND_NAMES = tuple(SUMMARIES)
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("slurm", "pbs", "lsf", "flux", "mpijob")  # the schedulers of `sbatch`
 CHECKPOINT_INTERVAL = "10min"
@@ -337,7 +349,7 @@ OPTIONS = (
             "the command; without one, all are listed",
             "COMMAND",
             nargs="?",
-            suggestions=COMMAND_NAMES,
+            suggestions=tuple(COMMANDS),
         ),
     ),
     *_of(
