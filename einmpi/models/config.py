@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -152,7 +154,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is peculiar to a `model_type`: modules, names of keys and tensors, missing values.
+    """What is peculiar to a `model_type`, a table of architectures.toml.
 
     `window` is a key of `_WINDOWS`: which layers have a window. `defaults` are values that
     transformers takes for keys that config.json does not have.
@@ -160,8 +162,8 @@ class Architecture:
     `features` are fields of a Config that all its models have, `switches` those that are true if
     a key is, and `numbers` those that a key gives, if it is there. `keys` are names of keys where
     LLaMA's is another, and `tensors` those of parameters. Several parameters of one tensor are its
-    rows, one after the other. `only` are values of keys for which there is no module with any
-    other value.
+    rows, one after the other. `only` are keys that are missing or have this value: there is no
+    module for any other.
     """
 
     title: str
@@ -172,218 +174,20 @@ class Architecture:
     numbers: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
-    only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    only: Mapping[str, Json] = field(default_factory=dict)
     partial_rope: bool = False
 
 
 # Activations by the names of config.json, as macros of the language.
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-_OLD_TOKENS: dict[str, Json] = {"bos_token_id": 1, "eos_token_id": 2}
-_NORMS_AROUND = {
-    "g2": "pre_feedforward_layernorm.weight",
-    "g3": "post_attention_layernorm.weight",
-    "g4": "post_feedforward_layernorm.weight",
-}
-_ATTENTION_BIASES = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
-_GEMMA: dict[str, Any] = {
-    "defaults": {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-    "features": {"post_norms": True, "gains_from_one": True},
-    "switches": _ATTENTION_BIASES,
-    "numbers": {
-        "attention_scalar": "query_pre_attn_scalar",
-        "attention_cap": "attn_logit_softcapping",
-        "logits_cap": "final_logit_softcapping",
-    },
-    "keys": {"hidden_act": "hidden_activation"},
-    "tensors": _NORMS_AROUND,
-    "only": {"use_bidirectional_attention": (None, False)},
-}
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(
-        "LLaMA 1 to 3",
-        defaults={"max_position_embeddings": 2048, **_OLD_TOKENS},
-        switches={**_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
-    ),
-    "mistral": Architecture(
-        "Mistral",
-        window="all",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "sliding_window": 4096,
-            **_OLD_TOKENS,
-        },
-    ),
-    "mixtral": Architecture(
-        "Mixtral",
-        window="all",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            **_OLD_TOKENS,
-        },
-        features={"mlp": "experts"},
-        tensors={
-            "wr": "block_sparse_moe.gate.weight",
-            "w1": "block_sparse_moe.experts.*.w1.weight",
-            "w3": "block_sparse_moe.experts.*.w3.weight",
-            "w2": "block_sparse_moe.experts.*.w2.weight",
-        },
-    ),
-    "qwen2": Architecture(
-        "Qwen2",
-        window="some",
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 32,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
-        features={"qkv_bias": True},
-    ),
-    "qwen3": Architecture(
-        "Qwen3",
-        window="some",
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
-        features={"head_norms": True},
-        switches=_ATTENTION_BIASES,
-    ),
-    "qwen3_moe": Architecture(
-        "Qwen3-MoE",
-        window="all if used",
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 4,
-            "sliding_window": 4096,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": False,
-        },
-        features={"mlp": "experts", "head_norms": True},
-        switches=_ATTENTION_BIASES,
-        keys={"intermediate_size": "moe_intermediate_size"},
-        only={"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])},
-    ),
-    "gemma2": Architecture(
-        "Gemma 2",
-        window="every second is full",
-        **{
-            **_GEMMA,
-            "defaults": {
-                **_GEMMA["defaults"],
-                "max_position_embeddings": 8192,
-                "attn_logit_softcapping": 50.0,
-                "final_logit_softcapping": 30.0,
-            },
-        },
-    ),
-    "gemma3_text": Architecture(
-        "Gemma 3, of text",
-        window="every sixth is full",
-        **{
-            **_GEMMA,
-            "features": {**_GEMMA["features"], "head_norms": True},
-            "defaults": {
-                **_GEMMA["defaults"],
-                "max_position_embeddings": 131072,
-                "rope_theta": 1e6,
-                "rope_local_base_freq": 1e4,
-            },
-        },
-    ),
-    "phi3": Architecture(
-        "Phi-3 and Phi-4",
-        window="all",
-        defaults={
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "bos_token_id": 1,
-            "eos_token_id": 32000,
-        },
-        tensors={
-            "wq": "self_attn.qkv_proj.weight",
-            "wk": "self_attn.qkv_proj.weight",
-            "wv": "self_attn.qkv_proj.weight",
-            "w1": "mlp.gate_up_proj.weight",
-            "w3": "mlp.gate_up_proj.weight",
-        },
-        partial_rope=True,
-    ),
-    "olmo2": Architecture(
-        "OLMo 2",
-        defaults={
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 50279,
-        },
-        features={"pre_norms": False, "post_norms": True, "joint_norms": True},
-        switches=_ATTENTION_BIASES,
-        tensors=_NORMS_AROUND,
-    ),
-    "starcoder2": Architecture(
-        "StarCoder2",
-        window="all",
-        defaults={
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 4096,
-            "num_key_value_heads": 2,
-            "norm_epsilon": 1e-5,
-            "use_bias": True,
-            "tie_word_embeddings": True,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-        },
-        features={"norm": "layer", "mlp": "plain"},
-        switches={"qkv_bias": "use_bias", "output_bias": "use_bias", "mlp_bias": "use_bias"},
-        keys={"rms_norm_eps": "norm_epsilon"},
-    ),
-    "gpt_oss": Architecture(
-        "gpt-oss",
-        window="every second is full",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": True,
-            "sliding_window": 128,
-            "num_experts_per_tok": 4,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-            "rope_theta": 150000.0,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 32.0,
-                "truncate": False,
-                "original_max_position_embeddings": 4096,
-            },
-        },
-        features={"mlp": "joined experts", "sinks": True},
-        switches=_ATTENTION_BIASES,
-        numbers={"glu_alpha": "swiglu_alpha", "glu_limit": "swiglu_limit"},
-    ),
-}
+def _read_architectures() -> dict[str, Architecture]:
+    text = (files("einmpi.models") / "architectures.toml").read_text(encoding="utf-8")
+    return {name: Architecture(**table) for name, table in tomllib.loads(text).items()}
+
+
+ARCHITECTURES = _read_architectures()
 
 
 def llama_1(width: int, layers: int, heads: int, hidden: int, epsilon: float = 1e-6) -> Config:
@@ -472,9 +276,9 @@ def _activation(values: Values, architecture: Architecture) -> str:
 def _check_only(values: Values, architecture: Architecture) -> None:
     """Refuse values of keys that there is no module for."""
     for key, known in architecture.only.items():
-        value = values.values.get(key)
-        if not any(value == each and type(value) is type(each) for each in known):
-            values.wrong(key, json.dumps(known[-1]))
+        value = values.values.get(key, known)
+        if value is not None and (value != known or type(value) is not type(known)):
+            values.wrong(key, json.dumps(known))
 
 
 def _features(values: Values, architecture: Architecture, width: int) -> dict[str, Any]:
