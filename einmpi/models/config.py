@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,7 +183,7 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def _read_architectures() -> dict[str, Architecture]:
-    text = (files("einmpi.models") / "architectures.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8")
     return {name: Architecture(**table) for name, table in tomllib.loads(text).items()}
 
 
