@@ -426,7 +426,7 @@ def stored_report(
     return Report(
         job,
         finished.plan,
-        totals(comm, finished.measured),
+        *totals(comm, finished.measured),
         seconds,
         run_seconds,
         finished.outputs,

@@ -6,7 +6,8 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -136,44 +137,15 @@ def show_figures(found: Figures, array: DistArray | SparseArray) -> str:
     return f"{norm}  min {found.least:.6g}  max {found.greatest:.6g}"
 
 
-@dataclass(frozen=True)
-class Totals:
-    """What all ranks together, and the busiest of them, moved and held, in bytes."""
+def totals(comm: Comm, measured: Sequence[Measured]) -> tuple[Measured, int]:
+    """Add up over all ranks what the last of several runs moved; the peak is that of the fullest.
 
-    moved: int
-    moved_most: int
-    peak: int
-    shuffled: int = 0  # by ranks that read files for each other
-    between: int = 0  # of what was moved: from node to node
-    spilled: int = 0  # written to the slow tier
-    spilled_planned: int = 0
-    fetched: int = 0  # copied from there
-    hidden: int = 0  # nanoseconds in which tensors moved while the same rank computed
-    shared: int = 0  # of what was moved: read in memory that the ranks of a node share
-    shared_planned: int = 0
-
-
-def totals(comm: Comm, measured: Sequence[Measured]) -> Totals:
-    """Add up over all ranks what the last of several runs moved and held.
-
-    Inputs are read in the first one only.
+    Inputs are read in the first one only. Return also the bytes that the busiest rank received.
     """
-    last = measured[-1]
-    own = (
-        last.received,
-        last.peak,
-        measured[0].shuffled,
-        last.between,
-        last.spilled,
-        last.spilled_planned,
-        last.fetched,
-        round(last.seconds_hidden * 1e9),
-        last.shared,
-        last.shared_planned,
-    )
-    texts = comm.allgather_text(" ".join(map(str, own)))
-    moved, peaks, *columns = zip(*(map(int, text.split()) for text in texts), strict=True)
-    return Totals(sum(moved), max(moved), max(peaks), *map(sum, columns))
+    own = replace(measured[-1], shuffled=measured[0].shuffled)
+    texts = comm.allgather_text(json.dumps(asdict(own), default=int))
+    of_ranks = [Measured(**json.loads(text)) for text in texts]
+    return reduce(Measured.plus, of_ranks), max(each.received for each in of_ranks)
 
 
 @dataclass(frozen=True)
@@ -277,7 +249,8 @@ class Report:
 
     job: Job
     plan: Plan
-    totals: Totals
+    totals: Measured  # of all ranks
+    moved_most: int  # bytes that the busiest rank received
     seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
     seconds_all: Sequence[float]  # of each repeat
     outputs: Mapping[str, DistArray | SparseArray]
@@ -307,7 +280,7 @@ class Report:
     @property
     def seconds_hidden(self) -> float:
         """Seconds in which tensors moved while the rank computed, as a mean over the ranks."""
-        return self.totals.hidden / self.plan.mesh.ranks / 1e9
+        return self.totals.seconds_hidden / self.plan.mesh.ranks
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -320,8 +293,8 @@ class Report:
             "digest": plan.digest,
             "flops": planned.operations,
             "bytes_predicted": planned.nbytes,
-            "bytes_moved": self.totals.moved,
-            "bytes_moved_max_rank": self.totals.moved_most,
+            "bytes_moved": self.totals.received,
+            "bytes_moved_max_rank": self.moved_most,
             "bytes_between_predicted": planned.between,
             "bytes_between": self.totals.between,
             "bytes_shared_predicted": self.totals.shared_planned,
@@ -388,7 +361,7 @@ class Report:
             lines.append(self._moved_line())
         if self.plan.nodes > 1:
             lines.append(self._between_nodes_line())
-        if self.totals.hidden:
+        if self.totals.seconds_hidden:
             hidden = show_seconds(self.seconds_hidden)
             lines.append(f"  each rank computed for {hidden} while its tensors moved")
         if self.totals.shared or self.totals.shared_planned:
@@ -426,9 +399,9 @@ class Report:
         return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.threads}"
 
     def _moved_line(self) -> str:
-        moved = show_bytes(self.totals.moved)
-        against = _against_plan(self.totals.moved, self.planned.nbytes)
-        busiest = show_bytes(self.totals.moved_most)
+        moved = show_bytes(self.totals.received)
+        against = _against_plan(self.totals.received, self.planned.nbytes)
+        busiest = show_bytes(self.moved_most)
         peak = show_bytes(self.totals.peak)
         planned = show_bytes(self.peak_planned)
         return (

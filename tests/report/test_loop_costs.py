@@ -144,5 +144,5 @@ def test_a_plan_costs_what_all_steps_move(tmp_path, job):
     assert plan.cost_in_all == report.planned
     assert plan.peak_in_all == report.peak_planned
     figures = re.search('<div class="figures">.*', page(plan))[0]
-    assert f"<b>{show_bytes(report.totals.moved)}</b>" in figures
+    assert f"<b>{show_bytes(report.totals.received)}</b>" in figures
     assert f"{show_bytes(plan.bytes_predicted)} a step" in figures
