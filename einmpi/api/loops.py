@@ -493,11 +493,12 @@ def _checked_loop(
     if known is not None:
         carry = known.carry if carry is None else carry
         record = known.record if record is None else record
-        validation = known.validation if validation is None else validation
+        if validation is None and known.validation is not None:
+            validation = known.validation
+            if until is None:  # the condition has it
+                validation = replace(validation, patience=None)
         if until is None and known.until is not None:
             until = known.until_text
-            if validation is not None:
-                validation = replace(validation, patience=None)  # the condition has it
     if carry is None or steps is None:
         missing = "carry" if carry is None else "steps"
         expected = "carry={...} and steps=..."
