@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -91,9 +91,8 @@ class LoopBatches:
             dtype = self.specs[name].dtype or ""
             block = rows_read_together(self.batches, self.specs[name].chunk_rows)
             inputs.append(BatchedInput(name, dtype, layout, self.sources[name], block))
-        self.reading = ReadAhead(
-            self.batches, inputs, self.comm.rank, aligned_empty, self.bytes_ahead > 0, steps
-        )
+        ahead = self.bytes_ahead > 0
+        self.reading = ReadAhead(self.batches, inputs, self.comm.rank, ahead, steps)
 
     def place(self, step: int, values: dict[str, Any]) -> None:
         """Put this rank's part of the batch of a step among the values that the step reads.
@@ -366,9 +365,6 @@ def _consecutive(rows: Numbers) -> Iterator[tuple[int, int]]:
             yield start, stop
 
 
-Allocate: TypeAlias = Callable[[tuple[int, ...], str], Array]
-
-
 @dataclass(frozen=True)
 class BatchedInput:
     """An input that comes in batches: its rows, and the layout that a step needs."""
@@ -393,14 +389,13 @@ class ReadAhead:
         batches: Batches,
         inputs: Sequence[BatchedInput],
         rank: int,
-        allocate: Allocate,
         ahead: bool,
         steps: int,
     ) -> None:
         self.batches = batches
         self.steps = steps
         self.ahead = ahead
-        self.readers = [_RankRows(each, batches, rank, allocate, ahead) for each in inputs]
+        self.readers = [_RankRows(each, batches, rank, ahead) for each in inputs]
         self.order: tuple[int, EpochOrder] | None = None  # of the last epoch that was read
         self.thread = ThreadPoolExecutor(1, "batches")
         self.pending: tuple[int, Future[dict[str, Array]]] | None = None
@@ -458,14 +453,11 @@ class _RankRows:
     kept until the steps have taken it.
     """
 
-    def __init__(
-        self, batched: BatchedInput, batches: Batches, rank: int, allocate: Allocate, ahead: bool
-    ) -> None:
+    def __init__(self, batched: BatchedInput, batches: Batches, rank: int, ahead: bool) -> None:
         self.name = batched.name
         self.dtype = batched.dtype
         self.source = batched.source
         self.batches = batches
-        self.allocate = allocate
         region = batched.layout.block(rank)
         if region is None:  # an idle rank
             region = ((),) * len(batched.layout.bound)
@@ -483,7 +475,7 @@ class _RankRows:
 
     def read(self, step: int, order: EpochOrder | None) -> Array:
         """Return the block of a batch in the layout of the plan; padding is zeros."""
-        target = self.allocate(shape(self.region), self.dtype)
+        target = aligned_empty(shape(self.region), self.dtype)
         count = self.batches.count_of(step)
         present = int(np.searchsorted(self.own_indices, count))
         target[present:] = 0

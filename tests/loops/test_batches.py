@@ -31,7 +31,6 @@ from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import stages_of
 from einmpi.planner.mesh import Mesh
 from einmpi.report.describe import describe_job
-from einmpi.runtime.host_memory import aligned_empty
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import boxes, elements, packed
 
@@ -137,7 +136,7 @@ def batches_read(job, ranks, cuts, inputs=None, ahead=True):
         (spec,) = [spec for spec in job.inputs if spec.name == "X"]
         block = read_ahead.rows_read_together(batches, spec.chunk_rows)
         one = read_ahead.BatchedInput("X", "float64", layout, sources["X"], block)
-        reading = read_ahead.ReadAhead(batches, [one], rank, aligned_empty, ahead, job.loop.steps)
+        reading = read_ahead.ReadAhead(batches, [one], rank, ahead, job.loop.steps)
         region = layout.block(rank)
         for step, batch in enumerate(found):
             values = reading.take(step)["X"]
