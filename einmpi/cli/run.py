@@ -45,11 +45,9 @@ from einmpi.process.environment import columns
 from einmpi.process.signals import activity_writer, clean_up_at_sigterm, collect_stop_requests
 from einmpi.process.startup import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses
 from einmpi.report.describe import compare_with, with_other_last_digits
-from einmpi.report.metrics import metrics_text
-from einmpi.report.progress import row_notes, shown_progress
 from einmpi.report.record import Recorder, Timeline, write_trace
-from einmpi.report.results import LoopReport, Report, Startup, figures, totals
-from einmpi.report.terminal import loop_summary_text, summary_text
+from einmpi.report.results import LoopReport, Report, Startup, figures, metrics_text, totals
+from einmpi.report.terminal import loop_summary_text, row_notes, shown_progress, summary_text
 from einmpi.report.times import LoopRecord, LoopRecorder, loops_timeline, vertex_times
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.schedule import Schedule

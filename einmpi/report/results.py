@@ -1,4 +1,4 @@
-"""The results and costs of a run, gathered from all ranks: as JSON and as text for people."""
+"""The results and costs of a run, gathered from all ranks: as JSON, as text, as metrics."""
 
 from __future__ import annotations
 
@@ -425,3 +425,65 @@ def a_step_text(once: Cost, a_step: Cost, seconds: str = "") -> str:
 
 def _against_plan(measured: int, planned: int) -> str:
     return "as planned" if measured == planned else f"planned {show_bytes(planned)}"
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+#
+# The figures of a run as OpenMetrics: the text that Prometheus and its relatives read.
+
+
+# Tables of the JSON whose entries are told apart by a label, and the name of the label.
+_METRIC_LABELS = {
+    "seconds": "phase",
+    "sizes": "size",
+    "outputs": "output",
+    "vertices": "vertex",
+    "loops": "loop",
+    "history": "name",
+}
+_INFO_OF_A_RUN = ("title", "job", "strategy", "digest", "backend", "blas", "host")
+
+
+def metrics_text(data: Mapping[str, Any]) -> str:
+    """Return a gauge for every number of the JSON of a run; labels of one metric name the run."""
+    families: dict[str, list[str]] = {}
+    _collect_samples(families, "einmpi", {}, data)
+    info = {name: str(data[name]) for name in _INFO_OF_A_RUN}
+    lines = ["# HELP einmpi_run which run this was", "# TYPE einmpi_run info"]
+    lines.append(f"einmpi_run_info{_labels_text(info)} 1")
+    for name, samples in families.items():
+        words = name.removeprefix("einmpi_").replace("_", " ")
+        lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge", *samples]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _collect_samples(
+    families: dict[str, list[str]], name: str, labels: Mapping[str, str], value: object
+) -> None:
+    """Add the numbers of a value of the JSON; a metric has all of its samples in one place."""
+    if isinstance(value, (int, float)):
+        families.setdefault(name, []).append(f"{name}{_labels_text(labels)} {+value!r}")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            label = _METRIC_LABELS.get(key)
+            if label is None:
+                _collect_samples(families, f"{name}_{key}", labels, inner)
+                continue
+            entries = inner.items() if isinstance(inner, dict) else _numbered(inner)
+            for entry, each in entries:
+                # Of what a loop has recorded, its last value.
+                last = each[-1] if isinstance(each, list) and each else each
+                _collect_samples(families, f"{name}_{key}", {**labels, label: entry}, last)
+
+
+def _numbered(entries: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the entries of a list, each with its name or its number from 1."""
+    return [(each.get("name", str(number)), each) for number, each in enumerate(entries, 1)]
+
+
+def _labels_text(labels: Mapping[str, str]) -> str:
+    shown = []
+    for name, value in labels.items():
+        quoted = printable(value).replace("\\", "\\\\").replace('"', '\\"')
+        shown.append(f'{name}="{quoted}"')
+    return f"{{{','.join(shown)}}}" if shown else ""
