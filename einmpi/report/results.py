@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from typing import Any, TypeAlias
@@ -76,7 +76,12 @@ def figures(comm: Comm, arrays: Mapping[str, DistArray | SparseArray]) -> dict[s
                 low.append(least)
                 high.append(greatest)
         norm = math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
-        found[name] = Figures(norm, _extreme(low, min), _extreme(high, max), value)
+        found[name] = Figures(
+            norm,
+            np.min(low).item() if low else None,  # nan wins
+            np.max(high).item() if high else None,
+            value,
+        )
     return found
 
 
@@ -97,16 +102,6 @@ def _figures_of_block(array: Array) -> tuple[float, Number | None, Number | None
     if is_complex:
         return norm, None, None, value
     return norm, array.min().item(), array.max().item(), value
-
-
-def _extreme(
-    values: Sequence[Number], choose: Callable[[Sequence[Number]], Number]
-) -> Number | None:
-    """Return the least or greatest value; nan wins, as in numpy."""
-    for value in values:
-        if math.isnan(value):
-            return value
-    return choose(values) if values else None
 
 
 def as_json_number(value: complex) -> Number | list[Number | None] | None:
