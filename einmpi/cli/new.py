@@ -252,13 +252,14 @@ def _names_in(program: Source) -> tuple[list[str], list[str], list[str]]:
             numbers.update(dict.fromkeys(_plain_names(extent)))
         for tree in item.trees:
             for node in ast.walk(tree):
-                if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-                    if not is_callable(node.value.id):
-                        tensors[node.value.id] = None
-                    for entry in entries(node.slice):
-                        label_node = entry.lower if isinstance(entry, ast.Slice) else entry
-                        if isinstance(label_node, ast.Name):
-                            labels.add(label_node.id)
+                match node:
+                    case ast.Subscript(value=ast.Name(id=name), slice=index):
+                        if not is_callable(name):
+                            tensors[name] = None
+                        for entry in entries(index):
+                            match entry:
+                                case ast.Name(id=label) | ast.Slice(lower=ast.Name(id=label)):
+                                    labels.add(label)
             names = _plain_names(tree)
             used.update(names)
             numbers.update(dict.fromkeys(names))
