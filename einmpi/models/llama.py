@@ -52,7 +52,6 @@ from einmpi.models.quantised import (
 from einmpi.models.sampling import (
     Prompts,
     Sampling,
-    SeenTokens,
     Tokens,
     check_sampling,
     checked_layers,
@@ -61,6 +60,7 @@ from einmpi.models.sampling import (
     make_prompts,
     open_tokenizer,
     rounded_length,
+    seen_tokens,
 )
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import parse_bytes
@@ -596,12 +596,13 @@ class Model:
         caches = {name: outputs[name] for name in program.carry}
         places = prompts.lengths.copy()  # of the tokens that are chosen next
         has_ended = np.zeros(batch, bool)
-        seen = SeenTokens(prompts, sampling, self.config.vocabulary)
+        seen = seen_tokens(prompts, sampling, self.config.vocabulary)
         for step in range(new):
-            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, places, seen.mask)
+            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, places, seen)
             yield np.where(has_ended, ENDED, chosen)
             has_ended |= np.isin(chosen, stop)
-            seen.add(chosen)
+            if seen is not None:
+                seen[np.arange(batch), chosen] = True
             if has_ended.all() or step == new - 1:
                 return
             given = {TOKENS: chosen, AT: places, FREQUENCIES: frequencies}

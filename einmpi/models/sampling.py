@@ -161,20 +161,16 @@ def _random_fraction(seed: int, sequence: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
-class SeenTokens:
-    """The tokens of the vocabulary that each text has, if a penalty makes them less likely."""
-
-    def __init__(self, prompts: Prompts, sampling: Sampling, vocabulary: int) -> None:
-        self.mask: npt.NDArray[np.bool_] | None = None
-        if sampling.repetition_penalty != 1:
-            self.mask = np.zeros((len(prompts.tokens), vocabulary), bool)
-            for row, tokens, length in zip(self.mask, prompts.tokens, prompts.lengths, strict=True):
-                row[tokens[:length]] = True
-
-    def add(self, tokens: Tokens) -> None:
-        """Note the next token of each text."""
-        if self.mask is not None:
-            self.mask[np.arange(len(tokens)), tokens] = True
+def seen_tokens(
+    prompts: Prompts, sampling: Sampling, vocabulary: int
+) -> npt.NDArray[np.bool_] | None:
+    """Return which tokens each text has, if a penalty makes them less likely."""
+    if sampling.repetition_penalty == 1:
+        return None
+    seen = np.zeros((len(prompts.tokens), vocabulary), bool)
+    for row, tokens, length in zip(seen, prompts.tokens, prompts.lengths, strict=True):
+        row[tokens[:length]] = True
+    return seen
 
 
 def read_sampling(folder: str) -> dict[str, Any]:
