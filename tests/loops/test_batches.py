@@ -135,9 +135,10 @@ def batches_read(job, ranks, cuts, inputs=None, ahead=True):
         sources = LoopBatches(job, batches, ALONE, inputs or {}).sources
         (spec,) = [spec for spec in job.inputs if spec.name == "X"]
         block = read_ahead.rows_read_together(batches, spec.chunk_rows)
-        one = read_ahead.BatchedInput("X", "float64", layout, sources["X"], block)
-        reading = read_ahead.ReadAhead(batches, [one], rank, ahead, job.loop.steps)
         region = layout.block(rank)
+        own_block = block if ahead else 1
+        rows = read_ahead.RankRows("X", "float64", region, sources["X"], batches, own_block)
+        reading = read_ahead.ReadAhead(batches, [rows], ahead, job.loop.steps)
         for step, batch in enumerate(found):
             values = reading.take(step)["X"]
             for there, here in boxes(region, packed(region)):
