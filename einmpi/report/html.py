@@ -8,7 +8,6 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -353,13 +352,6 @@ def _value(point: tuple[int, float]) -> float:
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")
 
 
-@dataclass(frozen=True)
-class _Section:
-    anchor: str
-    heading: str
-    html: str
-
-
 def write_report(file: str | os.PathLike[str], plan: Plan, **contents: Any) -> None:
     """Write the page; `contents` are further arguments of `page`."""
     replace_file(file, [page(plan, **contents).encode()])
@@ -388,10 +380,9 @@ def page(
     sections = _sections(plan, comparison, timeline, timeline_is, merged, program, recorded)
     links = []
     body = []
-    for section in sections:
-        links.append(f'<a href="#{section.anchor}">{section.heading}</a>')
-        head = f'<section id="{section.anchor}">\n<h2>{section.heading}</h2>'
-        body.append(f"{head}\n{section.html}\n</section>")
+    for anchor, head, html in sections:
+        links.append(f'<a href="#{anchor}">{head}</a>')
+        body.append(f'<section id="{anchor}">\n<h2>{head}</h2>\n{html}\n</section>')
     script = "\n".join(_file(name) for name in SCRIPTS)
     data = {"layouts": layouts_data(plan), "timeline": tracks}
     newline = "\n"
@@ -465,27 +456,28 @@ def _sections(
     merged: int,
     program: str,
     recorded: str,
-) -> list[_Section]:
+) -> list[tuple[str, str, str]]:
+    """Return the sections of the page: the anchor, the heading and the HTML of each."""
     found = []
     if program.strip():
         text = escape(program.strip("\n"))
-        found.append(_Section("program", "Program", f'<pre tabindex="0"><code>{text}</code></pre>'))
+        found.append(("program", "Program", f'<pre tabindex="0"><code>{text}</code></pre>'))
     if recorded:
-        found.append(_Section("history", "Recorded values", recorded))
+        found.append(("history", "Recorded values", recorded))
     picture = svg(graph_picture(plan))
-    found.append(_Section("plan", "Graph and cuts", _GRAPH.format(svg=picture)))
-    found.append(_Section("tensors", "Who holds what", _TENSORS))
+    found.append(("plan", "Graph and cuts", _GRAPH.format(svg=picture)))
+    found.append(("tensors", "Who holds what", _TENSORS))
     head = "What moves" if timeline is None else f"Predicted and {timeline_is}"
-    found.append(_Section("table", head, tensor_table(plan, timeline)))
+    found.append(("table", head, tensor_table(plan, timeline)))
     if timeline is not None:
-        found.append(_Section("time", "Timeline", _timeline(timeline, merged)))
+        found.append(("time", "Timeline", _timeline(timeline, merged)))
     for title, each in loops_of(plan)[1:]:
         text = escape(explain(each))
         anchor = title.replace(" ", "-")
         html = f'<pre tabindex="0"><code>{text}</code></pre>'
-        found.append(_Section(anchor, f"Plan of {title}", html))
+        found.append((anchor, f"Plan of {title}", html))
     if comparison is not None:
-        found.append(_Section("strategies", "Strategies", comparison_table(plan, comparison)))
+        found.append(("strategies", "Strategies", comparison_table(plan, comparison)))
     return found
 
 

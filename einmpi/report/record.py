@@ -49,15 +49,6 @@ class Span(NamedTuple):
     background: bool = False  # a transfer, while other spans of the rank went on
 
 
-class _Meeting(NamedTuple):
-    """One exchange or reduction of a group of ranks."""
-
-    kind: str
-    vertex: str
-    group: tuple[int, ...]
-    number: int  # the group may do the same several times
-
-
 @dataclass(frozen=True)
 class Timeline:
     """The spans of all ranks."""
@@ -78,16 +69,17 @@ class Timeline:
 
         Return a dictionary for each: from the ranks to the places of their spans in `spans`.
         """
-        found: dict[_Meeting, dict[int, int]] = {}
-        counts: Counter[tuple[int, str, str, tuple[int, ...]]] = Counter()
+        # By kind, tensor and group, and by number: a group may do the same several times.
+        found: dict[tuple[Any, ...], dict[int, int]] = {}
+        counts: Counter[tuple[int, Any]] = Counter()
         for place, span in enumerate(self.spans):
             if len(span.group) < 2:
                 continue
             # The members of a group meet in the same order, so counting on each rank matches them.
-            key = span.rank, span.kind, span.vertex, span.group
-            meeting = _Meeting(span.kind, span.vertex, span.group, counts[key])
-            counts[key] += 1
-            found.setdefault(meeting, {})[span.rank] = place
+            what = span.kind, span.vertex, span.group
+            number = counts[span.rank, what]
+            counts[span.rank, what] += 1
+            found.setdefault((what, number), {})[span.rank] = place
         return list(found.values())
 
 
