@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from einmpi.cli.options import COMMANDS, GROUPS, Option, options_of
 from einmpi.errors import InputError, one_of
@@ -106,7 +106,8 @@ def make_parser() -> Parser:
         _add_options(command, options_of(name))
         parser.command_parsers[name] = command
     output = parser.add_argument_group("output")
-    output.add_argument("--version", action=_Version, help="of einmpi and of what it runs on")
+    what = "of einmpi and of what it runs on"
+    output.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=what)
     _add_help_flag(output)
     return parser
 
@@ -153,20 +154,11 @@ class Parser(argparse.ArgumentParser):
 class _Version(argparse.Action):
     """The flag --version. What einmpi runs on is looked up only if it is given."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **settings)
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from einmpi.cli.versions import describe_versions
 
         print(describe_versions())
         parser.exit()
-
-
-class _ArgumentContainer(Protocol):
-    """A parser or a group of argparse."""
-
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
 def _add_options(command: argparse.ArgumentParser, options: Iterable[Option]) -> None:
@@ -179,7 +171,7 @@ def _add_options(command: argparse.ArgumentParser, options: Iterable[Option]) ->
     _add_help_flag(groups[last] if last in groups else command.add_argument_group(last))
 
 
-def _add_option(target: _ArgumentContainer, option: Option) -> None:
+def _add_option(target: Any, option: Option) -> None:
     settings: dict[str, Any] = {"help": option.help, "default": option.value_if_missing}
     if option.is_switch or option.is_list:
         settings["action"] = "store_true" if option.is_switch else "append"
@@ -196,7 +188,7 @@ def _add_option(target: _ArgumentContainer, option: Option) -> None:
     target.add_argument(*option.names, **settings)
 
 
-def _add_help_flag(target: _ArgumentContainer) -> None:
+def _add_help_flag(target: Any) -> None:
     target.add_argument("-h", "--help", action="help", help="show this help message and exit")
 
 
