@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
+from einmpi.checkpoint.folder import CheckpointFolder
 from einmpi.comm.base import Comm
 from einmpi.compiled.running import Measured
 from einmpi.errors import printable
+from einmpi.files.datasets import Dataset
 from einmpi.job.batches import PREFIX as VALIDATION
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
@@ -238,25 +240,32 @@ class LoopReport:
         return found
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """The results of a run before they are stored, and what was measured."""
+
+    plan: Plan
+    outputs: Mapping[str, DistArray | SparseArray]
+    files: Mapping[str, Dataset]  # where inputs were found
+    measured: Sequence[Measured]  # in each repeat
+    planned_at: float  # when the first step could begin
+    work: str  # what computed, for people; on a GPU it names that
+    timeline: Timeline | None = None  # if the run was recorded
+    loops: Sequence[LoopReport] = ()
+    checkpoints: CheckpointFolder | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(FinishedRun):
     """All there is to say about a finished run."""
 
     job: Job
-    plan: Plan
     totals: Measured  # of all ranks
     moved_most: int  # bytes that the busiest rank received
     seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
-    seconds_all: Sequence[float]  # of each repeat
-    outputs: Mapping[str, DistArray | SparseArray]
     figures: Mapping[str, Figures]
-    threads: str  # for people; on a GPU it names that
     thread_count: int  # of a rank
     startup: Startup
-    resumed_from: str | None = None  # the last vertex that an earlier run had done
-    checkpoints: int = 0
-    timeline: Timeline | None = None  # if the run was recorded
-    loops: Sequence[LoopReport] = ()
     sharing_problem: str = ""  # why ranks of a node could not share memory, if they tried
     date: str = field(default_factory=current_date)  # when the run ended
 
@@ -280,6 +289,8 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
         planned = self.planned
+        checkpoints = self.checkpoints
+        saved = None if checkpoints is None else checkpoints.saved
         data: dict[str, Any] = {
             "ranks": plan.ranks,
             "nodes": plan.nodes,
@@ -302,8 +313,8 @@ class Report:
             "bytes_spilled": self.totals.spilled,
             "bytes_spilled_predicted": self.totals.spilled_planned,
             "bytes_fetched": self.totals.fetched,
-            "resumed_from": self.resumed_from,
-            "checkpoints": self.checkpoints,
+            "resumed_from": None if saved is None else saved.place,
+            "checkpoints": 0 if checkpoints is None else checkpoints.count,
             "seconds_predicted": planned.seconds,
             "seconds_hidden": self.seconds_hidden,
             "seconds": dict(self.seconds),
@@ -328,8 +339,8 @@ class Report:
                 data["loop"] = loop_data
             else:
                 data.setdefault("loops", []).append(loop_data)
-        if len(self.seconds_all) > 1:
-            data["seconds_all"] = list(self.seconds_all)
+        if len(self.measured) > 1:
+            data["seconds_all"] = [each.seconds for each in self.measured]
         return data
 
     def _outputs_json(self) -> dict[str, Any]:
@@ -385,13 +396,13 @@ class Report:
 
     def _time_line(self) -> str:
         phases = ["plan", "load", "run", "store"]
-        if self.checkpoints:
+        if self.checkpoints is not None and self.checkpoints.count:
             phases.insert(3, "checkpoint")
         parts = ", ".join(f"{name} {self.seconds[name]:.2f}" for name in phases)
         name = printable(self.job.title or self.job.source.name)
         ranks = counted(self.plan.ranks, "rank")
         total = self.seconds["total"]
-        return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.threads}"
+        return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.work}"
 
     def _moved_line(self) -> str:
         moved = show_bytes(self.totals.received)

@@ -70,7 +70,7 @@ y = { shape = [10], random = "uniform", seed = 4 }
 def reported(folder, ranks, nodes, *words):
     """Return the report of a run on thread ranks, and the figures of its page."""
     options = make_parser().parse_args(["run", str(folder / "job.toml"), "--quiet", *words])
-    report = run_threads(ranks, lambda comm: run_job(options, comm)[0], nodes=nodes)[0]
+    report = run_threads(ranks, lambda comm: run_job(options, comm), nodes=nodes)[0]
     shown = page(report.plan, measured=report.as_json())
     return report, re.search('<div class="figures">.*', shown)[0]
 
