@@ -15,7 +15,7 @@ from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
 from einmpi.process.environment import VARIABLES
-from einmpi.training.settings import OPTIMIZERS
+from einmpi.training.settings import optimizers
 
 DOCS = Path(__file__).parent
 
@@ -143,7 +143,7 @@ def variables_table():
 
 def optimizers_table():
     rows = []
-    for name, record in OPTIMIZERS.items():
+    for name, record in optimizers().items():
         steps = []
         for tensor, text in record.state.items():
             steps.append(f"{tensor} = {text.replace('_next', '')}")

@@ -6,12 +6,13 @@ from distributed import assert_close, dry_run, run_on_threads
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
+from paper_llama import llama_program
 from run_cases import SIZES, cases, strategies
 
 import einmpi
 from einmpi.files.reading import load_array
 from einmpi.kernels.cpu import dispatch
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.runtime import transfer as messages

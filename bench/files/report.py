@@ -18,9 +18,10 @@ from typing import Any
 
 import einmpi
 from bench.lib.results import write_results
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.report.html import write_report
 from einmpi.units import show_bytes
+from tests.lib.paper_llama import llama_program
 from tests.lib.timelines import made_up
 
 FLAGS = (

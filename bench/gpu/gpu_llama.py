@@ -21,8 +21,9 @@ import einmpi
 from bench.lib.packages import package
 from bench.lib.results import write_results
 from einmpi.comm.base import ALONE
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.units import show_bytes
+from tests.lib.paper_llama import llama_program
 
 cupy = package("cupy")
 

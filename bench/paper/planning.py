@@ -20,10 +20,11 @@ import numpy as np
 import einmpi
 from bench.lib.results import write_results
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import NAMED, llama_program, llama_training_program
+from einmpi.models.config import NAMED
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
+from tests.lib.paper_llama import llama_program, llama_training_program
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 

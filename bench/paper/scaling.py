@@ -42,7 +42,7 @@ from bench.lib.results import write_results
 from bench.paper.scaling_table import FIRST_RANKS, Row, by_point, tables
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.planner.machine import read_machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import Choice, Roles, Strategy, register_strategy
@@ -50,6 +50,7 @@ from einmpi.simulate.classes import classes_of, traces_of
 from einmpi.simulate.replay import read_platform
 from einmpi.simulate.simulation import Place, simulate_plan
 from einmpi.units import show_bytes
+from tests.lib.paper_llama import llama_program
 
 PLATFORMS = ROOT / "bench" / "platforms"
 CORES = 8  # of a node of all platforms

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.arguments import named_values, optional_names, optional_text, path_name
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import comm_of_program, together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import PATHS_OF_JOB_FILES, Dataset
 from einmpi.files.formats import find, known_format
@@ -294,13 +294,13 @@ def open_dataset(
     array([ 6., 10.])
     """
     from einmpi.arrays.dist_array import DistArray
-    from einmpi.comm.agreement import comm_of_program
-
-    def find_tensor() -> Dataset:
-        return find(_input_spec(file, dataset, rows, follow, index))
 
     own_comm = comm_of_program(comm)
-    found = together(own_comm, find_tensor, Dataset.as_read)
+    found = together(
+        own_comm,
+        lambda: find(_input_spec(file, dataset, rows, follow, index)),
+        Dataset.as_read,
+    )
     return DistArray.from_dataset(found, own_comm, parts)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from einmpi.api.jobs import check_job
 from einmpi.arguments import as_int, known_name, named_values, optional_names, optional_text
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import comm_of_program, together
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.reading import rows_of_chunks_in
 from einmpi.files.specs import InputSpec
@@ -286,7 +286,6 @@ def run_loops(
 
     `validation` says what is computed for other inputs.
     """
-    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.sparse import has_sparse, stored_job, with_coordinates
     from einmpi.compiled.sparse_inputs import validated_inputs, with_sparse_inputs
     from einmpi.loops.sequence import LoopSequence
@@ -494,11 +493,12 @@ def _checked_loop(
     if known is not None:
         carry = known.carry if carry is None else carry
         record = known.record if record is None else record
-        validation = known.validation if validation is None else validation
+        if validation is None and known.validation is not None:
+            validation = known.validation
+            if until is None:  # the condition has it
+                validation = replace(validation, patience=None)
         if until is None and known.until is not None:
             until = known.until_text
-            if validation is not None:
-                validation = replace(validation, patience=None)  # the condition has it
     if carry is None or steps is None:
         missing = "carry" if carry is None else "steps"
         expected = "carry={...} and steps=..."

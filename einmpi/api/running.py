@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy.typing as npt
 
 from einmpi.api.jobs import check_job, job_of_program
 from einmpi.api.loops import LoopArguments, run_loops
 from einmpi.arguments import as_int, named_inputs, named_values
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import comm_of_program, together
 from einmpi.comm.base import ALONE
 from einmpi.errors import InputError
 from einmpi.files.datasets import identity_at
@@ -179,7 +179,6 @@ def _compiled(
     share: Compiled | None = None,
 ) -> Compiled:
     """Return a job that is ready for the ranks, as `compile` does."""
-    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.program import Compiled
     from einmpi.kernels.cpu.dispatch import IN_COMPILED_STEPS
     from einmpi.loops.stages import with_carried_outputs
@@ -270,7 +269,6 @@ def run(
     >>> einmpi.run("n = sum(X[i,j])", X=X)["n"].gather()
     array(21.)
     """
-    from einmpi.comm.agreement import comm_of_program
     from einmpi.compiled.known import known_jobs
     from einmpi.compiled.prepared_runs import all_know
 
@@ -281,10 +279,11 @@ def run(
     own_comm = comm_of_program(comm)
     jobs = known_jobs(own_comm)
     found = _find_known_run(jobs, check_call)
-    if own_comm.size > 1 and not all_know(own_comm, None if found is None else found.call):
+    if own_comm.size > 1 and not all_know(own_comm, None if found is None else found[1]):
         found = None
     if found is not None:
-        return found.compiled.call_as_known(found.call, found.inputs)
+        compiled, call, given = found
+        return compiled.call_as_known(call, given)
     key, checked, given = together(own_comm, check_call)
     if checked.loop is not None:
         return run_loops(checked, given, own_comm, LoopArguments(), settings).outputs
@@ -295,18 +294,13 @@ def run(
         compiled.forget_inputs()  # a file may change, and the next run may never come
 
 
-class _KnownRun(NamedTuple):
-    """A run like an earlier one, as this rank knows it."""
-
-    compiled: Compiled
-    call: KnownCall
-    inputs: dict[str, Any]
-
-
 def _find_known_run(
     jobs: KnownJobs, check_call: Callable[[], tuple[Hashable, Job, dict[str, Any]]]
-) -> _KnownRun | None:
-    """Return the earlier run that a run is like, if this rank knows one. Nothing is sent."""
+) -> tuple[Compiled, KnownCall, dict[str, Any]] | None:
+    """Return the earlier run that a run is like, if this rank knows one, and the inputs.
+
+    Nothing is sent.
+    """
     try:
         key, job, inputs = check_call()
     except Exception:  # all ranks check it together, and raise it
@@ -315,7 +309,7 @@ def _find_known_run(
     if compiled is None or compiled.reads_files:
         return None
     call = compiled.known_calls.find_own(inputs)
-    return None if call is None else _KnownRun(compiled, call, inputs)
+    return None if call is None else (compiled, call, inputs)
 
 
 def _checked_call(

@@ -8,8 +8,8 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache, partial, reduce
 from math import inf
 from statistics import median
 from typing import Any
@@ -25,7 +25,6 @@ from einmpi.comm.base import Comm, Group
 from einmpi.compiled.running import Workplace, workplace_of
 from einmpi.errors import InputError
 from einmpi.files.atomic import replace_file
-from einmpi.graph.einsum import EinSum
 from einmpi.job.job import Job
 from einmpi.planner.machine import PRODUCTS, Machine
 from einmpi.runtime.backend import Array
@@ -300,9 +299,8 @@ def products(workplace: Workplace, budget: float) -> dict[str, Figure]:
     found = {}
     for dtype in PRODUCTS:
         action_of = partial(_product, workplace, dtype)
-        found[dtype] = _figure(
-            workplace, action_of, _product_operations, _MATRICES, budget / len(PRODUCTS)
-        )
+        share = budget / len(PRODUCTS)
+        found[dtype] = _figure(workplace, action_of, lambda rows: 2 * rows**3, _MATRICES, share)
     return found
 
 
@@ -311,12 +309,9 @@ def other(workplace: Workplace, budget: float) -> Figure:
 
     def action_of(rows: int) -> Action:
         shapes = {"X": (rows, _COLUMNS), "C": (rows,)}
-        return MeasuredKernel.of(workplace, OTHER, "float64", shapes).compute
+        return MeasuredKernel(workplace, OTHER, "float64", shapes).compute
 
-    def operations(rows: int) -> int:
-        return 2 * rows * _COLUMNS
-
-    return _figure(workplace, action_of, operations, _ROWS, budget)
+    return _figure(workplace, action_of, lambda rows: 2 * rows * _COLUMNS, _ROWS, budget)
 
 
 def _figure(
@@ -332,58 +327,39 @@ def _figure(
 
 def _product(workplace: Workplace, dtype: str, rows: int) -> Action:
     shapes = {"A": (rows, rows), "B": (rows, rows)}
-    return MeasuredKernel.of(workplace, PRODUCT, dtype, shapes).compute
+    return MeasuredKernel(workplace, PRODUCT, dtype, shapes).compute
 
 
-def _product_operations(rows: int) -> int:
-    return 2 * rows**3
-
-
-@dataclass(frozen=True)
 class MeasuredKernel:
-    """A kernel with the arrays of a backend that it reads and writes."""
+    """The kernel of a statement that computes Z, with the arrays that it reads and writes."""
 
-    workplace: Workplace
-    step: Kernel
-    operands: list[Any]
-    result: Any
-
-    @classmethod
-    def of(
-        cls, workplace: Workplace, text: str, dtype: str, shapes: Mapping[str, tuple[int, ...]]
-    ) -> MeasuredKernel:
-        """Return the kernel of a statement that computes Z from tensors of these shapes."""
+    def __init__(
+        self, workplace: Workplace, text: str, dtype: str, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.backend = workplace.backend
         given: dict[str, Any] = dict(shapes)
         vertex = program(text, **given, dtype=dtype).graph["Z"]
-        operands = []
+        self.operands = []
         slots = []
         for name in vertex.inputs:
-            array = workplace.backend.allocate(shapes[name], dtype)
-            workplace.backend.from_host(_numbers(shapes[name], dtype), array)
-            operands.append(array)
+            array = self.backend.allocate(shapes[name], dtype)
+            self.backend.from_host(_numbers(shapes[name], dtype), array)
+            self.operands.append(array)
             slots.append(Slot(name, shapes[name], dtype))
-        result = workplace.backend.allocate(vertex.bound, vertex.dtype)
+        self.result = self.backend.allocate(vertex.bound, vertex.dtype)
         target = Slot("Z", vertex.bound, vertex.dtype)
-        step = Kernel("Z", target, tuple(slots), vertex.computed_einsum, (), ())
-        return cls(workplace, step, operands, result)
-
-    @property
-    def einsum(self) -> EinSum:
-        """What is computed."""
-        return self.step.einsum
+        self.step = Kernel("Z", target, tuple(slots), vertex.computed_einsum, (), ())
 
     def compute(self) -> None:
         """Compute it, and return when this is done."""
-        self.workplace.backend.compute_kernel(self.step, self.operands, self.result)
-        self.workplace.backend.wait()
+        self.backend.compute_kernel(self.step, self.operands, self.result)
+        self.backend.wait()
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
     """Return an array of numbers from 0 to 6."""
-    numbers = np.zeros(shape, np.int8)
-    for dimension, extent in enumerate(shape):
-        along = np.arange(extent) % 7
-        numbers += along.astype(np.int8).reshape((-1,) + (1,) * (len(shape) - dimension - 1))
+    along = [(np.arange(extent) % 7).astype(np.int8) for extent in shape]
+    numbers = reduce(np.add.outer, along)
     numbers %= 7
     return numbers.astype(dtype)
 

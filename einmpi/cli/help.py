@@ -3,95 +3,82 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NoReturn
 
-from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
+from einmpi.cli.options import COMMANDS, GROUPS, Option, options_of
 from einmpi.errors import InputError, one_of
 
 WIDTH = 80  # columns on every terminal: help is for reading, and for pages
 
 # What to type for each command, and what it does; "" is the program without a command.
 EXAMPLES = {
-    "": (
-        ("einmpi examples", "copy the example jobs to jobs/"),
-        ("einmpi jobs/chain.toml", "run a job in this process"),
-        ("mpirun -n 4 python -m einmpi jobs/chain.toml", "on four ranks"),
-        ("einmpi run jobs/chain.toml -n 4", "the same: starts mpirun itself"),
-        ("einmpi verify jobs/chain.toml -n 4", "compare with the reference"),
-        ("einmpi check jobs/attention.toml", "parse it, inspect its files"),
-        ("einmpi plan jobs/attention.toml -n 64", "its partitioning over 64 ranks"),
-        ("einmpi doctor", "would a run work here?"),
-    ),
-    "run": (
-        ("einmpi run jobs/chain.toml", "in this process"),
-        ("einmpi run jobs/chain.toml -n 4", "on four ranks"),
-        ("einmpi run jobs/chain.toml --set s=2000 --set skew=10", "another size"),
-        ("einmpi run jobs/chain.toml -n 2 --repeat 5 --json -", "timed, as JSON"),
-        ("einmpi run jobs/chain.toml -n 2 --trace run.json", "a timeline"),
-        ("einmpi run jobs/chain.toml --checkpoint saved --resume", "can continue"),
-    ),
-    "check": (
-        ("einmpi check jobs/attention.toml", "shapes, dtypes, files"),
-        ("einmpi check jobs/chain.toml --set s=2000", "with another size"),
-    ),
-    "plan": (
-        ("einmpi plan jobs/attention.toml -n 64", "no MPI, no data"),
-        ("einmpi plan jobs/chain.toml -n 8 --compare", "all strategies"),
-        ("einmpi plan jobs/chain.toml -n 64 --nodes 8", "on 8 nodes"),
-        ("einmpi plan jobs/chain.toml -n 8 --memory 4MiB", "with little memory"),
-        ("einmpi plan jobs/chain.toml -n 4 --show-relations Z_1", "one vertex"),
-    ),
-    "verify": (
-        ("einmpi verify jobs/chain.toml -n 4", "on four ranks"),
-        ("einmpi verify jobs/softmax.toml --strategy sqrt", "another strategy"),
-    ),
-    "sbatch": (
-        ("einmpi sbatch jobs/chain.toml --nodes 4 --ntasks-per-node 16", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 8 --out run.sbatch", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --partition long", ""),
-        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --format pbs", ""),
-    ),
-    "simulate": (
-        ("einmpi simulate jobs/chain.toml -n 1024 --cluster nodes=128,cores=8,bw=12.5GB", ""),
-        ("einmpi simulate jobs/chain.toml -n 64 --cluster topology=torus --compare", ""),
-        ("einmpi simulate jobs/chain.toml -n 64 --platform cluster.xml", ""),
-    ),
-    "new": (
-        ("einmpi new mine.toml", "asks for program, inputs and outputs"),
-        ("einmpi new mine.toml --from data.h5", "all datasets as inputs"),
-    ),
-    "llama": (
-        ("einmpi llama DIR --prompt 'Once upon a time'", "text, as it comes"),
-        ("einmpi llama DIR --prompt Hello -n 4 --new 100", "on four ranks"),
-        ("einmpi llama DIR --prompts in.h5:/t --logits out.h5:/l", "logits in HDF5"),
-        ("einmpi llama 7B --plan-only -n 8 --compare", "needs no weights"),
-        ("einmpi llama DIR --job llama.toml", "to read and to change"),
-    ),
-    "examples": (
-        ("einmpi examples", "to the folder jobs"),
-        ("einmpi examples ~/einmpi-jobs", "to another folder"),
-    ),
-    "doctor": (
-        ("einmpi doctor", "also sends messages between two ranks"),
-        ("einmpi doctor --json -", "for programs"),
-    ),
-    "calibrate": (
-        ("einmpi calibrate", "kernels, in this process"),
-        ("mpirun -n 4 python -m einmpi calibrate --save", "messages too; machine.toml"),
-        ("einmpi calibrate -n 4 --save", "the same: starts mpirun itself"),
-        ("einmpi calibrate -n 4 --backend cupy --save", "for GPUs"),
-    ),
-    "completion": (
-        ("einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi", ""),
-        ("einmpi completion zsh > ~/.zfunc/_einmpi", ""),
-        ("einmpi completion fish > ~/.config/fish/completions/einmpi.fish", ""),
-    ),
-    "help": (
-        ("einmpi help", "all commands"),
-        ("einmpi help plan", "the same as einmpi plan --help"),
-    ),
+    "": """
+  einmpi examples                               copy the example jobs to jobs/
+  einmpi jobs/chain.toml                        run a job in this process
+  mpirun -n 4 python -m einmpi jobs/chain.toml  on four ranks
+  einmpi run jobs/chain.toml -n 4               the same: starts mpirun itself
+  einmpi verify jobs/chain.toml -n 4            compare with the reference
+  einmpi check jobs/attention.toml              parse it, inspect its files
+  einmpi plan jobs/attention.toml -n 64         its partitioning over 64 ranks
+  einmpi doctor                                 would a run work here?""",
+    "run": """
+  einmpi run jobs/chain.toml                              in this process
+  einmpi run jobs/chain.toml -n 4                         on four ranks
+  einmpi run jobs/chain.toml --set s=2000 --set skew=10   another size
+  einmpi run jobs/chain.toml -n 2 --repeat 5 --json -     timed, as JSON
+  einmpi run jobs/chain.toml -n 2 --trace run.json        a timeline
+  einmpi run jobs/chain.toml --checkpoint saved --resume  can continue""",
+    "check": """
+  einmpi check jobs/attention.toml           shapes, dtypes, files
+  einmpi check jobs/chain.toml --set s=2000  with another size""",
+    "plan": """
+  einmpi plan jobs/attention.toml -n 64                  no MPI, no data
+  einmpi plan jobs/chain.toml -n 8 --compare             all strategies
+  einmpi plan jobs/chain.toml -n 64 --nodes 8            on 8 nodes
+  einmpi plan jobs/chain.toml -n 8 --memory 4MiB         with little memory
+  einmpi plan jobs/chain.toml -n 4 --show-relations Z_1  one vertex""",
+    "verify": """
+  einmpi verify jobs/chain.toml -n 4               on four ranks
+  einmpi verify jobs/softmax.toml --strategy sqrt  another strategy""",
+    "sbatch": """
+  einmpi sbatch jobs/chain.toml --nodes 4 --ntasks-per-node 16
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 8 --out run.sbatch
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --partition long
+  einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --format pbs""",
+    "simulate": """
+  einmpi simulate jobs/chain.toml -n 1024 --cluster nodes=128,cores=8,bw=12.5GB
+  einmpi simulate jobs/chain.toml -n 64 --cluster topology=torus --compare
+  einmpi simulate jobs/chain.toml -n 64 --platform cluster.xml""",
+    "new": """
+  einmpi new mine.toml                 asks for program, inputs and outputs
+  einmpi new mine.toml --from data.h5  all datasets as inputs""",
+    "llama": """
+  einmpi llama DIR --prompt 'Once upon a time'            text, as it comes
+  einmpi llama DIR --prompt Hello -n 4 --new 100          on four ranks
+  einmpi llama DIR --prompts in.h5:/t --logits out.h5:/l  logits in HDF5
+  einmpi llama 7B --plan-only -n 8 --compare              needs no weights
+  einmpi llama DIR --job llama.toml                       to read and to change""",
+    "examples": """
+  einmpi examples                to the folder jobs
+  einmpi examples ~/einmpi-jobs  to another folder""",
+    "doctor": """
+  einmpi doctor           also sends messages between two ranks
+  einmpi doctor --json -  for programs""",
+    "calibrate": """
+  einmpi calibrate                               kernels, in this process
+  mpirun -n 4 python -m einmpi calibrate --save  messages too; machine.toml
+  einmpi calibrate -n 4 --save                   the same: starts mpirun itself
+  einmpi calibrate -n 4 --backend cupy --save    for GPUs""",
+    "completion": """
+  einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi
+  einmpi completion zsh > ~/.zfunc/_einmpi
+  einmpi completion fish > ~/.config/fish/completions/einmpi.fish""",
+    "help": """
+  einmpi help       all commands
+  einmpi help plan  the same as einmpi plan --help""",
 }
 
 
@@ -107,36 +94,35 @@ def make_parser() -> Parser:
     # The description lists the commands: argparse's own list is narrow and wraps their names.
     commands = parser.add_subparsers(
         title="commands",
-        description=_format_columns(SUMMARIES.items()),
+        description="\n".join(f"{name:<10}  {each.summary}" for name, each in COMMANDS.items()),
         prog="einmpi",
         dest="command",
         metavar="COMMAND",
         required=True,
         help=argparse.SUPPRESS,
     )
-    for name, summary in SUMMARIES.items():
-        command = commands.add_parser(name, description=summary)
+    for name, each in COMMANDS.items():
+        command = commands.add_parser(name, description=each.summary)
         _add_options(command, options_of(name))
         parser.command_parsers[name] = command
     output = parser.add_argument_group("output")
-    output.add_argument("--version", action=_Version, help="of einmpi and of what it runs on")
+    what = "of einmpi and of what it runs on"
+    output.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=what)
     _add_help_flag(output)
     return parser
 
 
-def help_text(command: str | None) -> str:
-    """Return what --help prints for a command, or for the whole program without one."""
-    parser = make_parser()
-    if command is None:
-        return parser.format_help()
-    if command not in SUMMARIES:
-        raise InputError("einmpi help", f"unknown command {command!r}", one_of(SUMMARIES, command))
-    return parser.command_parsers[command].format_help()
-
-
 def show_help(options: argparse.Namespace) -> None:
-    """Print the help of a command or of the whole program."""
-    print(help_text(options.topic), end="")
+    """Print what --help prints for a command, or for the whole program without one."""
+    parser = make_parser()
+    command = options.topic
+    if command is None:
+        parser.print_help()
+    elif command in COMMANDS:
+        parser.command_parsers[command].print_help()
+    else:
+        what = f"unknown command {command!r}"
+        raise InputError("einmpi help", what, one_of(COMMANDS, command))
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,8 +130,10 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         command = settings["prog"].removeprefix("einmpi").strip()
-        settings["formatter_class"] = _make_formatter
-        settings["epilog"] = _format_examples(EXAMPLES[command])
+        settings["formatter_class"] = partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=26, width=WIDTH
+        )
+        settings["epilog"] = f"examples:{EXAMPLES[command]}"
         settings["add_help"] = False  # the flag belongs to a group
         # No abbreviations: a new flag could give another meaning to one.
         settings["allow_abbrev"] = False
@@ -166,20 +154,11 @@ class Parser(argparse.ArgumentParser):
 class _Version(argparse.Action):
     """The flag --version. What einmpi runs on is looked up only if it is given."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **settings)
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from einmpi.cli.versions import describe_versions
 
         print(describe_versions())
         parser.exit()
-
-
-class _ArgumentContainer(Protocol):
-    """A parser or a group of argparse."""
-
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
 def _add_options(command: argparse.ArgumentParser, options: Iterable[Option]) -> None:
@@ -192,51 +171,25 @@ def _add_options(command: argparse.ArgumentParser, options: Iterable[Option]) ->
     _add_help_flag(groups[last] if last in groups else command.add_argument_group(last))
 
 
-def _add_option(target: _ArgumentContainer, option: Option) -> None:
-    settings: dict[str, Any] = {"help": option.help}
-    if option.is_switch:
-        target.add_argument(*option.names, action="store_true", **settings)
-        return
-    settings["metavar"] = option.metavar
-    settings["type"] = option.type
+def _add_option(target: Any, option: Option) -> None:
+    settings: dict[str, Any] = {"help": option.help, "default": option.value_if_missing}
+    if option.is_switch or option.is_list:
+        settings["action"] = "store_true" if option.is_switch else "append"
+    if not option.is_switch:
+        settings |= {"metavar": option.metavar, "type": option.type}
+    if option.is_required:
+        settings["required"] = True
     if option.choices:
         settings["choices"] = option.choices
-    if option.is_positional:
-        if option.is_optional:
-            settings["nargs"] = "?"
-            settings["default"] = option.default
-        target.add_argument(*option.names, **settings)
-        return
-    settings["required"] = option.is_required
-    if option.is_list:
-        target.add_argument(*option.names, action="append", default=[], **settings)
-        return
-    if option.value_if_bare is not None:
-        settings["nargs"] = "?"
-        settings["const"] = option.value_if_bare
     if option.nargs:
         settings["nargs"] = option.nargs
-    target.add_argument(*option.names, default=option.default, **settings)
+    if option.value_if_bare is not None:
+        settings |= {"nargs": "?", "const": option.value_if_bare}
+    target.add_argument(*option.names, **settings)
 
 
-def _add_help_flag(target: _ArgumentContainer) -> None:
+def _add_help_flag(target: Any) -> None:
     target.add_argument("-h", "--help", action="help", help="show this help message and exit")
-
-
-def _make_formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=WIDTH)
-
-
-def _format_columns(rows: Iterable[tuple[str, str]]) -> str:
-    """Return two columns as text: commands and what they do."""
-    rows = list(rows)
-    width = max(len(command) for command, _ in rows)
-    return "\n".join(f"{command:<{width}}  {meaning}".rstrip() for command, meaning in rows)
-
-
-def _format_examples(examples: Sequence[tuple[str, str]]) -> str:
-    lines = _format_columns(examples).split("\n")
-    return "\n".join(["examples:", *(f"  {line}" for line in lines)])
 
 
 # ---- completion ----------------------------------------------------------------------------------
@@ -248,8 +201,8 @@ def _format_examples(examples: Sequence[tuple[str, str]]) -> str:
 _FILE = "FILE"
 _FOLDER = "DIR"
 _JOB_FILE = "JOB.toml"
-_HELP_FLAG = Option("-h --help", "show this help message", is_switch=True)
-_VERSION_FLAG = Option("--version", "show the version", is_switch=True)
+_HELP_FLAG = Option("-h --help", "show this help message")
+_VERSION_FLAG = Option("--version", "show the version")
 
 
 def completion(options: argparse.Namespace) -> None:
@@ -327,7 +280,7 @@ def _bash_script() -> str:
     value_lines: dict[str, str] = {}  # by flags: a flag means the same in all commands
     flag_lists = {"": _bash_flags([*_options("run"), _VERSION_FLAG])}  # without a command it is run
     positions = []
-    for command in SUMMARIES:
+    for command in COMMANDS:
         options = _options(command)
         flag_lists[command] = _bash_flags(options)
         for option in options:
@@ -339,8 +292,8 @@ def _bash_script() -> str:
     option_lines = []
     for command, flags in flag_lists.items():
         option_lines.append(f'{command}:-*) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;')
-    script = _BASH.replace("@COMMANDS@", "|".join(SUMMARIES))
-    script = script.replace("@ALL@", " ".join(SUMMARIES))
+    script = _BASH.replace("@COMMANDS@", "|".join(COMMANDS))
+    script = script.replace("@ALL@", " ".join(COMMANDS))
     script = script.replace("@VALUES@", _indented(list(value_lines.values())))
     script = script.replace("@OPTIONS@", _indented(option_lines))
     return script.replace("@POSITIONS@", _indented(positions))
@@ -390,8 +343,8 @@ if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _einmpi "$@"; else compdef 
 def _zsh_script() -> str:
     command_lines = []
     option_lines = []
-    for command, summary in SUMMARIES.items():
-        command_lines.append(f"'{command}:{_zsh_text(summary)}'")
+    for command, each in COMMANDS.items():
+        command_lines.append(f"'{command}:{_zsh_text(each.summary)}'")
         options = _options(command)
         if command == "run":
             options.append(_VERSION_FLAG)
@@ -428,14 +381,13 @@ def _fish_script() -> str:
         "# fish completion for einmpi; made by: einmpi completion fish",
         "complete -c einmpi -f",
     ]
-    for command, summary in SUMMARIES.items():
-        lines.append(
-            f"complete -c einmpi -n __fish_use_subcommand -a {command} -d {_fish_quoted(summary)}"
-        )
+    for command, each in COMMANDS.items():
+        summary = _fish_quoted(each.summary)
+        lines.append(f"complete -c einmpi -n __fish_use_subcommand -a {command} -d {summary}")
     for option in (_VERSION_FLAG, _HELP_FLAG):
         lines.append(_fish_line("__fish_use_subcommand", option))
-    others = " ".join(command for command in SUMMARIES if command != "run")
-    for command in SUMMARIES:
+    others = " ".join(command for command in COMMANDS if command != "run")
+    for command in COMMANDS:
         condition = f"__fish_seen_subcommand_from {command}"
         if command == "run":  # without a command it is run
             condition = f"not __fish_seen_subcommand_from {others}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,6 @@ from einmpi.cli.job_options import (
     write_job_report,
 )
 from einmpi.cli.llama_text import generate_text, given_sampling, sampling_of
-from einmpi.cli.new import quoted
 from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError, one_of
@@ -34,6 +32,7 @@ from einmpi.files.reading import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.files.writing import check_target
 from einmpi.job.job import Job
+from einmpi.job.job_file import job_text
 from einmpi.job.settings import SETTINGS
 from einmpi.models.llama import Model, load
 from einmpi.models.programs import FREQUENCIES, LOGITS, TOKENS
@@ -89,27 +88,22 @@ def check_flags(options: argparse.Namespace) -> None:
         SETTINGS[name].check(SETTINGS[name].flag, value)
 
 
+# What the command can do, each the name of an option.
+_GOALS = ("prompt", "prompts", "prompt_file", "chat", "plan_only", "bench", "job")
+
+
 def _check_goal(options: argparse.Namespace) -> None:
     """Refuse flags that leave open what to do."""
-    goals = []
-    if options.prompt:
-        goals.append("--prompt")
-    for flag in ("prompts", "prompt_file"):
-        if getattr(options, flag) is not None:
-            goals.append("--" + flag.replace("_", "-"))
-    if options.chat and not {"--prompt", "--prompt-file"}.intersection(goals):
-        goals.append("--chat")
-    for flag in ("plan_only", "bench"):
-        if getattr(options, flag):
-            goals.append("--" + flag.replace("_", "-"))
-    if options.job is not None:
-        goals.append("--job")
-    known = ("--prompt", "--prompts", "--prompt-file", "--chat", "--plan-only", "--bench", "--job")
-    expected = one_of(known)
-    if not goals:
+    flags = {name: "--" + name.replace("_", "-") for name in _GOALS}
+    given = [name for name in _GOALS if getattr(options, name) not in (None, False, [])]
+    if "chat" in given and {"prompt", "prompt_file"}.intersection(given):
+        given.remove("chat")  # it says what the prompts are
+    expected = one_of(tuple(flags.values()))
+    if not given:
         raise InputError("einmpi llama", "nothing to do is given", expected)
-    if len(goals) > 1 and goals != ["--prompts", "--job"]:
-        raise InputError("einmpi llama", f"{' and '.join(goals)} are given", expected)
+    if len(given) > 1 and given != ["prompts", "job"]:
+        shown = " and ".join(flags[name] for name in given)
+        raise InputError("einmpi llama", f"{shown} are given", expected)
 
 
 # ---- text ----------------------------------------------------------------------------------------
@@ -154,11 +148,9 @@ _HEAD = (
 def measure(options: argparse.Namespace, comm: Comm) -> None:
     """Measure each strategy, batch and sequence that flags ask for. All ranks call it."""
     on_first_rank(comm, lambda: check_files(options))
-    first = options.strategy or DEFAULT_STRATEGY
-    others = [name for name in options.compare or () if name != first]
     data = []
     rows: list[tuple[str, ...]] = [_HEAD]
-    for strategy in (first, *others):
+    for strategy in _strategies(options, ()):
         options.strategy = strategy
         model = load_model(options, comm)
         for batch, sequence in prompt_shapes(options, model):
@@ -231,7 +223,7 @@ def show_plans(options: argparse.Namespace) -> None:
         make = partial(_make_plan, options, model, batch, sequence)
         comparison = None
         if options.compare is not None:
-            comparison = compare(make, _strategies(options))
+            comparison = compare(make, _strategies(options, STRATEGIES))
             shown = comparison.plans[0]
             texts.append(comparison_text(comparison))
             plans = comparison.plans
@@ -254,11 +246,10 @@ def _make_plan(
     return model.plan(options.ranks, batch, sequence, strategy=strategy, machine=options.machine)
 
 
-def _strategies(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the strategies to compare: the model's own first, and those that are named or all."""
+def _strategies(options: argparse.Namespace, default: Iterable[str]) -> list[str]:
+    """Return the strategies to compare: the model's own first, and those that are named."""
     first = options.strategy or DEFAULT_STRATEGY
-    others = [name for name in options.compare or STRATEGIES if name != first]
-    return (first, *others)
+    return list(dict.fromkeys([first, *(options.compare or default)]))
 
 
 def _write_report(
@@ -370,23 +361,6 @@ def _dataset_of(folder: str, layer: int) -> str:
     return f"{folder.rstrip('/')}/{layer}"
 
 
-class _Dataset(NamedTuple):
-    """A dataset that a flag names, and what it holds."""
-
-    place: str
-    content: str
-    file: str
-    path: str
-
-    def is_apart_from(self, other: _Dataset) -> bool:
-        """Return whether neither is the other, nor would have to lie inside of it."""
-        if os.path.realpath(self.file) != os.path.realpath(other.file):
-            return True
-        one = "/" + self.path.strip("/") + "/"
-        two = "/" + other.path.strip("/") + "/"
-        return not one.startswith(two) and not two.startswith(one)
-
-
 def _check_separate(
     options: argparse.Namespace,
     logits_target: tuple[str, str] | None,
@@ -394,28 +368,30 @@ def _check_separate(
     layers: Sequence[int],
 ) -> None:
     """Refuse results that would replace tokens or each other, or would have to lie in them."""
-    used = []
+    used: dict[str, str] = {}  # a file and the path in it → what is there
     for flag, text in (("--prompts", options.prompts), ("--lengths", options.lengths)):
         if text is not None:
             spec = file_input(flag, text)
-            used.append(_Dataset(spec.place, flag, str(spec.file), spec.inside))
-    written = []
+            used[_file_and_path(str(spec.file), spec.inside)] = flag
+    results = []
     if logits_target is not None:
-        written.append(_Dataset(f"--logits {options.logits}", "the logits", *logits_target))
+        results.append((f"--logits {options.logits}", "the logits", *logits_target))
     if hidden_target is not None:
         file, folder = hidden_target
+        place = f"--hidden {options.hidden}"
         for layer in layers:
-            place = f"--hidden {options.hidden}"
-            written.append(_Dataset(place, f"layer {layer}", file, _dataset_of(folder, layer)))
-    for result in written:
-        for other in used:
-            if not result.is_apart_from(other):
-                problem = (
-                    f"{result.content} and {other.content} would be the same dataset, "
-                    "or one in the other"
-                )
-                raise InputError(result.place, problem, "separate datasets")
-        used.append(result)
+            results.append((place, f"layer {layer}", file, _dataset_of(folder, layer)))
+    for place, content, file, path in results:
+        own = _file_and_path(file, path)
+        for other, what in used.items():
+            if own.startswith(other) or other.startswith(own):
+                problem = f"{content} and {what} would be the same dataset, or one in the other"
+                raise InputError(place, problem, "separate datasets")
+        used[own] = content
+
+
+def _file_and_path(file: str, path: str) -> str:
+    return f"{os.path.realpath(file)}:/{path.strip('/')}/"
 
 
 def _target(flag: str, text: str | None) -> tuple[str, str] | None:
@@ -477,57 +453,42 @@ def _job_text(
     folder: str,
 ) -> str:
     """Return the job file. Paths in it are relative to its own folder."""
-    inputs = {TOKENS: _input_text(tokens, folder)}
-    inputs[FREQUENCIES] = quoted(os.path.basename(frequencies_file))
+    inputs: dict[str, Any] = {TOKENS: _input_value(tokens, folder)}
+    inputs[FREQUENCIES] = os.path.basename(frequencies_file)
     for spec in job.inputs:
-        inputs[spec.name] = _input_text(spec, folder)
-    lines = [
-        f"title   = {quoted(job.title)}",
-        f"dtype   = {quoted(model.settings.dtype)}",
-        f'program = """\n{job.source.text.strip()}\n"""',
-    ]
-    roles = {role: json.dumps(labels) for role, labels in job.roles.items()}
-    plan = {"strategy": quoted(job.strategy)}
+        inputs[spec.name] = _input_value(spec, folder)
+    plan = {"strategy": job.strategy}
     if job.memory is not None:
-        plan["memory"] = quoted(f"{job.memory} B")
+        plan["memory"] = f"{job.memory} B"
     tables = {
         "inputs": inputs,
-        "outputs": {name: quoted(target) for name, target in outputs.items()},
-        "roles": roles,
+        "outputs": outputs,
+        "roles": job.roles,
         "plan": plan,
-        "run": {"backend": quoted(job.backend)},
+        "run": {"backend": job.backend},
     }
-    for heading, entries in tables.items():
-        lines += ["", f"[{heading}]"]
-        lines += [f"{name} = {value}" for name, value in entries.items()]
-    return "\n".join(lines) + "\n"
+    entries = {"title": job.title, "dtype": model.settings.dtype}
+    return job_text(entries, job.source.text.strip(), tables)
 
 
-def _input_text(spec: InputSpec, folder: str) -> str:
-    """Return an input as a job file writes it: from its file, or generated."""
-    entries = {}
+def _input_value(spec: InputSpec, folder: str) -> dict[str, Any]:
+    """Return an input as a job file has it: from its file, or generated."""
+    shape, dtype = spec.shape, spec.dtype
+    entries: dict[str, Any] = {}
     if spec.file is not None:
         file = os.path.relpath(spec.file, folder or ".")
-        entries["file"] = quoted(file)
+        entries["file"] = file
         if spec.inside:
-            entries[known_format(spec.place, file).key] = quoted(spec.inside)
+            entries[known_format(spec.place, file).key] = spec.inside
+        shape, dtype = spec.declared_shape, spec.declared_dtype
     else:
-        entries["random"] = quoted(spec.random or "")
+        entries["random"] = spec.random
         if spec.random == "uniform":
-            entries["seed"] = str(spec.seed)
-            entries["low"] = repr(spec.low)
-            entries["high"] = repr(spec.high)
+            entries |= {"seed": spec.seed, "low": spec.low, "high": spec.high}
     for rows in spec.slices:
         assert isinstance(rows, tuple)
-        entries["rows"] = quoted(f"{rows[0]}:{rows[1]}")
-    shape = spec.declared_shape if spec.file is not None else spec.shape
-    if shape is not None:
-        entries["shape"] = json.dumps(shape)
-    dtype = spec.declared_dtype if spec.file is not None else spec.dtype
-    if dtype is not None:
-        entries["dtype"] = quoted(dtype)
-    if spec.convert is not None:
-        entries["convert"] = quoted(spec.convert)
+        entries["rows"] = f"{rows[0]}:{rows[1]}"
+    entries |= {"shape": shape, "dtype": dtype, "convert": spec.convert}
     if spec.resident:
-        entries["resident"] = "true" if spec.resident is True else quoted(spec.resident)
-    return "{ " + ", ".join(f"{key} = {value}" for key, value in entries.items()) + " }"
+        entries["resident"] = spec.resident
+    return {key: value for key, value in entries.items() if value is not None}

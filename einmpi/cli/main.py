@@ -16,9 +16,15 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from einmpi.cli.help import make_parser
-from einmpi.cli.options import RANKS_FLAGS, check_together
+from einmpi.cli.options import COMMANDS, RANKS_FLAGS, check_together
 from einmpi.errors import EinmpiError, InputError, is_everywhere, on_one_line, one_of
-from einmpi.process.environment import DEBUG_VARIABLE, is_debugging, open_closed_streams
+from einmpi.process.environment import (
+    DEBUG_VARIABLE,
+    is_debugging,
+    is_launched,
+    launcher_rank,
+    open_closed_streams,
+)
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -127,28 +133,10 @@ def _without_ranks(words: Sequence[str]) -> list[str]:
     return kept
 
 
-# Where the function of each command is: only the one that is asked for is imported.
-COMMANDS = {
-    "run": "einmpi.cli.run:run",
-    "check": "einmpi.cli.job_options:check",
-    "plan": "einmpi.cli.plan:plan",
-    "verify": "einmpi.cli.run:verify",
-    "sbatch": "einmpi.cli.sbatch:sbatch",
-    "simulate": "einmpi.cli.plan:simulate",
-    "new": "einmpi.cli.new:new",
-    "llama": "einmpi.cli.llama:llama",
-    "examples": "einmpi.cli.new:examples",
-    "doctor": "einmpi.cli.doctor:doctor",
-    "calibrate": "einmpi.cli.calibrate:calibrate",
-    "completion": "einmpi.cli.help:completion",
-    "help": "einmpi.cli.help:show_help",
-}
-
-
 def _run_in_this_process(options: argparse.Namespace, comm: Comm) -> int:
     from einmpi.comm.agreement import on_first_rank
 
-    function = resolve_name(COMMANDS[options.command])
+    function = resolve_name(f"einmpi.cli.{COMMANDS[options.command].function}")
     if options.command in _BY_ALL_RANKS:
         status: int = function(options, comm)
         return status
@@ -168,7 +156,6 @@ def connect_ranks() -> Comm:
 
     All ranks have started in time and have the same version of einmpi.
     """
-    from einmpi.process.environment import is_launched
     from einmpi.process.signals import hold_stop_requests
     from einmpi.process.startup import startup_deadline
 
@@ -185,8 +172,6 @@ def connect_ranks() -> Comm:
 
 def fail_to_connect(error: Exception | KeyboardInterrupt) -> int:
     """Print an error of `connect_ranks`, when ranks cannot agree who prints; return the status."""
-    from einmpi.process.environment import is_launched, launcher_rank
-
     rank = launcher_rank()
     if isinstance(error, EinmpiError):
         if error.everywhere and rank > 0:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import keyword
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from einmpi.errors import InputError, on_one_line, printable
 from einmpi.files.atomic import check_replaceable, replace_file
@@ -30,7 +29,7 @@ from einmpi.files.reading import describe
 from einmpi.files.specs import InputSpec
 from einmpi.graph.scalar import MAX_EXTENT
 from einmpi.job.inputs import read_short_form
-from einmpi.job.job_file import read_job
+from einmpi.job.job_file import job_text, read_job
 from einmpi.language.macros import CONSTANTS, is_callable, is_reserved
 from einmpi.language.syntax import Source, Statement, entries, statements
 from einmpi.units import counted, show_shape
@@ -114,7 +113,7 @@ def job_of_file(job_file: str, data_file: str, title: str) -> tuple[NewJob, list
     return job, skipped
 
 
-def _tensor_name(path: str, taken: dict[str, str]) -> str:
+def _tensor_name(path: str, taken: Collection[str]) -> str:
     """Return a name for the tensor at this path that the language has no other use for."""
     parts = [re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in re.split(r"[/.]", path) if part]
     last = parts[-1] if parts else "X"
@@ -154,7 +153,7 @@ def _can_be_label(name: str) -> bool:
     return is_word and not is_reserved(name) and not keyword.iskeyword(name)
 
 
-def _sum_of(tensor: str, names: Sequence[str], tensors: dict[str, str]) -> str:
+def _sum_of(tensor: str, names: Sequence[str], tensors: Collection[str]) -> str:
     """Return a statement that adds up all elements, for the user to replace."""
     total = f"sum_of_{tensor}"
     while total in tensors:
@@ -253,13 +252,14 @@ def _names_in(program: Source) -> tuple[list[str], list[str], list[str]]:
             numbers.update(dict.fromkeys(_plain_names(extent)))
         for tree in item.trees:
             for node in ast.walk(tree):
-                if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-                    if not is_callable(node.value.id):
-                        tensors[node.value.id] = None
-                    for entry in entries(node.slice):
-                        label_node = entry.lower if isinstance(entry, ast.Slice) else entry
-                        if isinstance(label_node, ast.Name):
-                            labels.add(label_node.id)
+                match node:
+                    case ast.Subscript(value=ast.Name(id=name), slice=index):
+                        if not is_callable(name):
+                            tensors[name] = None
+                        for entry in entries(index):
+                            match entry:
+                                case ast.Name(id=label) | ast.Slice(lower=ast.Name(id=label)):
+                                    labels.add(label)
             names = _plain_names(tree)
             used.update(names)
             numbers.update(dict.fromkeys(names))
@@ -276,23 +276,23 @@ def _plain_names(node: ast.expr | None) -> list[str]:
     return [part.id for part in ast.walk(node) if isinstance(part, ast.Name)]
 
 
-def _input_value(answer: str) -> tuple[str, Sequence[str]]:
-    """Return the input as TOML, and the sizes that its shape needs."""
+def _input_value(answer: str) -> tuple[str | dict[str, Any], Sequence[str]]:
+    """Return the value of the input, and the sizes that its shape needs."""
     file, _ = split_short_form(answer)
     if format_with_suffix(suffix_of(file)) is not None:
         return _checked_short_form(answer, writable=False), ()
     extents = [extent.strip() for extent in re.split(r"[,×]", answer.strip("[]() "))]
-    shown = []
+    shape: list[int | str] = []
     sizes = []
     for extent in extents:
         if re.fullmatch(r"[0-9]{1,12}", extent) and int(extent) <= MAX_EXTENT:
-            shown.append(str(int(extent)))
+            shape.append(int(extent))
         elif re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", extent):
-            shown.append(quoted(extent))
+            shape.append(extent)
             sizes.append(extent)
         else:
             raise _WrongAnswer(f"{answer!r:.60}; expected {_INPUT_HELP}")
-    return f'{{ shape = [{", ".join(shown)}], random = "normal" }}', sizes
+    return {"shape": shape, "random": "normal"}, sizes
 
 
 def _output_value(answer: str) -> str:
@@ -306,7 +306,7 @@ def _checked_short_form(answer: str, writable: bool) -> str:
         read_short_form(answer, answer, writable)
     except InputError as error:
         raise _WrongAnswer(str(error)) from None
-    return quoted(answer)
+    return answer
 
 
 def _size_value(answer: str) -> int:
@@ -320,57 +320,29 @@ def _size_value(answer: str) -> int:
 
 @dataclass
 class NewJob:
-    """What a new job file says. The values of inputs and outputs are written as TOML."""
+    """What a new job file says."""
 
     title: str
     program: Sequence[str]  # statements
     sizes: dict[str, int] = field(default_factory=dict)
-    inputs: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # comments after inputs
 
     def __str__(self) -> str:
-        lines = [f"title   = {quoted(self.title)}", f"program = {_program_text(self.program)}"]
-        sizes = {name: str(value) for name, value in self.sizes.items()}
-        for heading, values in (("sizes", sizes), ("inputs", self.inputs)):
-            lines += _table_lines(heading, values, self.notes)
-        lines += _table_lines("outputs", self.outputs, {})
-        return "\n".join(lines) + "\n"
+        tables = {"sizes": self.sizes, "inputs": self.inputs, "outputs": self.outputs}
+        return job_text({"title": self.title}, "\n".join(self.program), tables, self.notes)
 
 
-def quoted(text: str) -> str:
-    """Return the text as a TOML string on one line."""
-    # The escapes of JSON are escapes of TOML too, but JSON does not escape DEL.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def tensor_in_file(file: str, name: str) -> str:
+def tensor_in_file(file: str, name: str) -> str | dict[str, str]:
     """Return the value of an input that is a tensor in a file: the short form where it works."""
     key = known_format(file, file).key
     if not key:
-        return quoted(file)
+        return file
     short = f"{file}:{name}"
     if split_short_form(short) == (file, name):
-        return quoted(short)
-    return f"{{ file = {quoted(file)}, {key} = {quoted(name)} }}"
-
-
-def _program_text(statements: Sequence[str]) -> str:
-    text = "\n".join(statements)
-    if "\\" in text or '"""' in text or not all(line.isprintable() for line in statements):
-        return quoted(text)
-    return f'"""\n{text}\n"""'
-
-
-def _table_lines(heading: str, entries: Mapping[str, str], notes: Mapping[str, str]) -> list[str]:
-    if not entries:
-        return []
-    lines = ["", f"[{heading}]"]
-    width = max(len(name) for name in entries)
-    for name, value in entries.items():
-        note = f"  # {notes[name]}" if name in notes else ""
-        lines.append(f"{name:<{width}} = {value}{note}")
-    return lines
+        return short
+    return {"file": file, key: name}
 
 
 # ---- examples ------------------------------------------------------------------------------------

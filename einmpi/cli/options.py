@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from einmpi.errors import InputError
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
@@ -15,23 +15,35 @@ from einmpi.planner.strategies import STRATEGIES
 
 # The groups of options in --help, in this order.
 GROUPS = ("job", "ranks", "plan", "run", "output")
-# The commands, in the order in which --help lists them, and what each does.
-SUMMARIES = {
-    "run": "run a job (the default)",
-    "check": "parse a job, infer shapes, inspect its files",
-    "plan": "show how a job is partitioned over ranks: EXPLAIN",
-    "verify": "run a job and compare with the reference; writes no outputs",
-    "sbatch": "write a script for Slurm or another scheduler, from the plan",
-    "simulate": "replay a plan on a simulated network, of any size",
-    "new": "write a job file: from your answers, or for the tensors of a file",
-    "llama": "run or plan a language model: from a folder to text",
-    "examples": "copy the example jobs into a folder",
-    "doctor": "show what is installed here, and whether a run would work",
-    "calibrate": "measure this machine, for plans in seconds",
-    "completion": "print a script for completion in a shell",
-    "help": "show the help of a command",
+
+
+class Command(NamedTuple):
+    """Where the function of a command is, and what it does."""
+
+    function: str  # in einmpi.cli; only the one that is asked for is imported
+    summary: str
+
+
+# The commands, in the order in which --help lists them.
+_COMMANDS = """
+run         run:run              run a job (the default)
+check       job_options:check    parse a job, infer shapes, inspect its files
+plan        plan:plan            show how a job is partitioned over ranks: EXPLAIN
+verify      run:verify           run a job and compare with the reference; writes no outputs
+sbatch      sbatch:sbatch        write a script for Slurm or another scheduler, from the plan
+simulate    plan:simulate        replay a plan on a simulated network, of any size
+new         new:new              write a job file: from your answers, or for the tensors of a file
+llama       llama:llama          run or plan a language model: from a folder to text
+examples    new:examples         copy the example jobs into a folder
+doctor      doctor:doctor        show what is installed here, and whether a run would work
+calibrate   calibrate:calibrate  measure this machine, for plans in seconds
+completion  help:completion      print a script for completion in a shell
+help        help:show_help       show the help of a command
+"""
+COMMANDS = {
+    name: Command(function, summary)
+    for name, function, summary in (row.split(maxsplit=2) for row in _COMMANDS[1:-1].split("\n"))
 }
-COMMAND_NAMES = tuple(SUMMARIES)
 SHELLS = ("bash", "zsh", "fish")
 FORMATS = ("slurm", "pbs", "lsf", "flux", "mpijob")  # the schedulers of `sbatch`
 CHECKPOINT_INTERVAL = "10min"
@@ -43,9 +55,9 @@ CALIBRATION_SECONDS = 5.0
 NEW_TOKENS = 64
 _PROMPTS = "prompt prompts prompt_file chat"  # options of `llama` that tokens are generated for
 
-_RUNNING = ("run", "verify", "sbatch")
-_WITH_PLAN = (*_RUNNING, "plan", "simulate")
-_WITH_JOB = (*_WITH_PLAN, "check")
+_RUNNING = "run verify sbatch"
+_WITH_PLAN = f"{_RUNNING} plan simulate"
+_WITH_JOB = f"{_WITH_PLAN} check"
 # The commands that have a setting as a flag, by the group of the flag.
 _WITH_SETTINGS = {"job": _WITH_JOB, "plan": _WITH_PLAN, "run": _RUNNING, "ranks": _RUNNING}
 
@@ -62,10 +74,8 @@ class Option:
     group: str = ""
     commands: tuple[str, ...] = ()
     is_required: bool = False
-    is_switch: bool = False  # no value follows
     is_list: bool = False  # may be given several times
-    is_optional: bool = False  # a positional argument that may be left out
-    nargs: str = ""  # values that follow the flag, if not one: "+" at least one, "*" any number
+    nargs: str = ""  # values, if not one: "?" one or none, "+" at least one, "*" any number
     value_if_bare: str | None = None  # the value is optional, and this one if left out
     needs: str = ""  # names of options one of which must be there, or this one does nothing
     without: str = ""  # names of options beside which this one, or they, would do nothing
@@ -81,6 +91,12 @@ class Option:
     def name(self) -> str:
         """The name of its value among the parsed options."""
         return self.names[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether no value follows: it is a flag whose value has no name, and nothing to choose."""
+        has_value = self.metavar or self.choices or self.suggestions
+        return not self.is_positional and not has_value
 
     @property
     def value_if_missing(self) -> Any:
@@ -124,9 +140,9 @@ def check_together(options: argparse.Namespace) -> None:
                 raise InputError(option.names[0], problem, "only one of them")
 
 
-def _of(group: str, commands: str | tuple[str, ...], *options: Option) -> list[Option]:
+def _of(group: str, commands: str, *options: Option) -> list[Option]:
     """Return options of a group, for these commands."""
-    names = tuple(commands.split()) if isinstance(commands, str) else commands
+    names = tuple(commands.split())
     return [replace(option, group=group, commands=names) for option in options]
 
 
@@ -139,8 +155,7 @@ def _setting(name: str, help: str = "", **more: Any) -> Option:
         help or setting.help,
         None if setting.kind is SWITCH else metavar,
         group=setting.group,
-        commands=_WITH_SETTINGS[setting.group],
-        is_switch=setting.kind is SWITCH,
+        commands=tuple(_WITH_SETTINGS[setting.group].split()),
         suggestions=tuple(setting.choices()),
         **more,
     )
@@ -151,7 +166,7 @@ def _settings() -> list[Option]:
     return [_setting(name) for name, setting in SETTINGS.items() if setting.help]
 
 
-_QUIET = Option("--quiet", "print errors only", is_switch=True)
+_QUIET = Option("--quiet", "print errors only")
 _JSON = Option("--json", "write the results as JSON; - is standard output", "FILE")
 
 OPTIONS = (
@@ -255,7 +270,7 @@ OPTIONS = (
     *_of(
         "plan",
         "plan",
-        Option("--compare", "all strategies side by side", is_switch=True, without="strategy"),
+        Option("--compare", "all strategies side by side", without="strategy"),
         Option(
             "--memory-curve",
             "words and bytes under rising memory limits; FILE.svg or .png draws them",
@@ -266,7 +281,6 @@ OPTIONS = (
         Option(
             "--full",
             "every vertex of repeated layers, instead of those that differ",
-            is_switch=True,
             without="compare show_relations",
         ),
         Option(
@@ -311,7 +325,6 @@ OPTIONS = (
         Option(
             "--resume",
             "continue from the checkpoint, if there is one",
-            is_switch=True,
             needs="checkpoint",
         ),
     ),
@@ -325,7 +338,7 @@ OPTIONS = (
             f"the folder to copy to; {EXAMPLES_FOLDER} by default",
             "DIR",
             default=EXAMPLES_FOLDER,
-            is_optional=True,
+            nargs="?",
         ),
     ),
     *_of(
@@ -335,8 +348,8 @@ OPTIONS = (
             "topic",
             "the command; without one, all are listed",
             "COMMAND",
-            is_optional=True,
-            suggestions=COMMAND_NAMES,
+            nargs="?",
+            suggestions=tuple(COMMANDS),
         ),
     ),
     *_of(
@@ -392,7 +405,7 @@ OPTIONS = (
             "FIRST:END",
             needs="trace",
         ),
-        Option("--summary", "print where the time went, also to a pipe", is_switch=True),
+        Option("--summary", "print where the time went, also to a pipe"),
     ),
     *_of("output", "run check plan verify simulate new examples", _QUIET),
     # ---- llama -----------------------------------------------------------------------------------
@@ -408,7 +421,7 @@ OPTIONS = (
             "prompts of a file: a text, or .jsonl with a prompt or messages on each line",
             "FILE",
         ),
-        Option("--chat", "each prompt is a question; without one, those you type", is_switch=True),
+        Option("--chat", "each prompt is a question; without one, those you type"),
         Option(
             "--system", "what the model is told before the first question", "TEXT", needs="chat"
         ),
@@ -433,7 +446,6 @@ OPTIONS = (
         Option(
             "--random",
             "random weights instead of those of the files",
-            is_switch=True,
             without="plan_only",
         ),
     ),
@@ -462,7 +474,6 @@ OPTIONS = (
         Option(
             "--plan-only",
             "show how the model is partitioned: EXPLAIN; no MPI, no weights",
-            is_switch=True,
             needs="ranks",
         ),
         Option(
@@ -533,7 +544,7 @@ OPTIONS = (
             is_list=True,
             needs="prompt prompt_file chat",
         ),
-        Option("--bench", "measure prefills: seconds, words, operations", is_switch=True),
+        Option("--bench", "measure prefills: seconds, words, operations"),
         Option(
             "--repeat",
             "measure N times, report the median; 3 by default",
@@ -556,7 +567,6 @@ OPTIONS = (
         Option(
             "--every-position",
             "logits at every position, not only at the last",
-            is_switch=True,
             needs="logits",
         ),
         Option(
@@ -578,7 +588,6 @@ OPTIONS = (
         Option(
             "--before-norm",
             "the last of the --layers before the last norm, not after it",
-            is_switch=True,
             needs="hidden",
         ),
         Option("--job", "write the job file of a prefill, to read and to change", "FILE.toml"),

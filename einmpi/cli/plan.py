@@ -264,13 +264,10 @@ def _text(done: Simulated, job: Job) -> str:
     ]
     if plan.seconds_predicted is not None:
         lines.append(f"predicted    {show_seconds(plan.seconds_predicted)} by the planner")
-    lines += [f"moved        {moved}", f"model        {_model(done)}"]
+    lowered = f"{show_count(done.lowered)} of {counted(plan.ranks, 'rank')} lowered"
+    lines += [f"moved        {moved}", f"model        {done.model}; {lowered}"]
     lines.append(f"digest       {plan.digest}")
     return "\n".join(lines)
-
-
-def _model(done: Simulated) -> str:
-    return f"{done.model}; {show_count(done.lowered)} of {counted(done.plan.ranks, 'rank')} lowered"
 
 
 def _comparison(done: Sequence[Simulated]) -> list[str]:

@@ -7,14 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from einmpi.api import options_of, reference
 from einmpi.api.running import reference_of_changed
-from einmpi.arrays.dist_array import DistArray
-from einmpi.checkpoint.folder import CheckpointFolder, Saving, claim_folder, identity
+from einmpi.checkpoint.folder import Saving, claim_folder, identity
 from einmpi.checkpoint.resume import Checkpoints, LoopCheckpoints, prepare
 from einmpi.cli.job_options import (
     check_files,
@@ -28,28 +27,33 @@ from einmpi.comm.agreement import on_first_rank, together
 from einmpi.comm.base import Comm, sharing_problem
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.outputs import claim_outputs, store
-from einmpi.compiled.running import Measured, Runner
+from einmpi.compiled.running import Runner
 from einmpi.compiled.sparse_inputs import ReadJob, read_job_over_stored
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.atomic import replace_file
 from einmpi.files.claims import Claim
-from einmpi.files.datasets import Dataset
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.compiled import STATISTICS
 from einmpi.loops.arrival import joined_plans
 from einmpi.loops.history import history_file
 from einmpi.loops.running import LoopResult, LoopRun
 from einmpi.loops.sequence import LoopSequence, ValidationRun, loop_kinds
-from einmpi.planner.plan import Cost, Options, Plan
+from einmpi.planner.plan import Cost, Options
 from einmpi.process.environment import columns
 from einmpi.process.signals import activity_writer, clean_up_at_sigterm, collect_stop_requests
 from einmpi.process.startup import COMPILING, LOADING_GENERATORS, first_use_seconds, first_uses
 from einmpi.report.describe import compare_with, with_other_last_digits
-from einmpi.report.metrics import metrics_text
-from einmpi.report.progress import row_notes, shown_progress
-from einmpi.report.record import Recorder, Timeline, write_trace
-from einmpi.report.results import LoopReport, Report, Startup, figures, totals
-from einmpi.report.terminal import loop_summary_text, summary_text
+from einmpi.report.record import Recorder, write_trace
+from einmpi.report.results import (
+    FinishedRun,
+    LoopReport,
+    Report,
+    Startup,
+    figures,
+    metrics_text,
+    totals,
+)
+from einmpi.report.terminal import loop_summary_text, row_notes, shown_progress, summary_text
 from einmpi.report.times import LoopRecord, LoopRecorder, loops_timeline, vertex_times
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.schedule import Schedule
@@ -69,10 +73,10 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
         requests: list[str] = []
         if options.checkpoint is not None:
             requests = signals.enter_context(collect_stop_requests())
-        report, checkpoints = run_job(options, comm, requests)
+        report = run_job(options, comm, requests)
         on_first_rank(comm, lambda: _present(options, report))
-        if checkpoints is not None:
-            checkpoints.remove()
+        if report.checkpoints is not None:
+            report.checkpoints.remove()
     return 0
 
 
@@ -107,7 +111,7 @@ def _present(options: argparse.Namespace, report: Report) -> None:
 
 def verify(options: argparse.Namespace, comm: Comm) -> int:
     """Run a job without writing its outputs and compare it with the reference evaluator."""
-    report, _ = run_job(options, comm, keep_outputs=False)
+    report = run_job(options, comm, keep_outputs=False)
     results = {}
     for name, array in report.outputs.items():
         if isinstance(array, SparseArray):
@@ -138,7 +142,7 @@ def run_job(
     comm: Comm,
     stop_requests: Sequence[str] = (),
     keep_outputs: bool = True,
-) -> tuple[Report, CheckpointFolder | None]:
+) -> Report:
     """Run the job of a command line; with `keep_outputs`, write its outputs to their files.
 
     The run stops at its next checkpoint when `stop_requests` is no longer empty.
@@ -172,8 +176,7 @@ def run_job(
             saving = replace(saving, identity=parts)
         finished = run_claimed(read, options, comm, outputs_claim, saving)
         finished = replace(finished, outputs=read.results(finished.outputs))
-        report = stored_report(job, finished, comm, outputs_claim, start)
-        return report, finished.checkpoints
+        return stored_report(job, finished, comm, outputs_claim, start)
 
 
 def _run_schedule(
@@ -210,7 +213,7 @@ def _run_schedule(
         outputs=outputs,
         files=compiled.files,
         measured=measured,
-        planned=planned,
+        planned_at=planned,
         work=compiled.work.text,
         timeline=None if recorder is None else recorder.finish(),
         checkpoints=checkpoints,
@@ -327,7 +330,7 @@ def _finished_run(
         outputs=result.outputs,
         files=files,
         measured=[measured],
-        planned=planned,
+        planned_at=planned,
         work=loops.runs[0].step.work.text,
         timeline=loops_timeline(records) if records else None,
         loops=reports,
@@ -381,21 +384,6 @@ def _open_loop_checkpoints(job: Job, comm: Comm, saving: Saving) -> LoopCheckpoi
 # ---- what a run leaves behind --------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """The results of a run before they are stored, and what was measured."""
-
-    plan: Plan
-    outputs: Mapping[str, DistArray | SparseArray]
-    files: Mapping[str, Dataset]  # where inputs were found
-    measured: Sequence[Measured]  # in each repeat
-    planned: float  # when the first step could begin
-    work: str  # what computed, for people
-    timeline: Timeline | None = None
-    loops: Sequence[LoopReport] = ()
-    checkpoints: CheckpointFolder | None = None
-
-
 def stored_report(
     job: Job, finished: FinishedRun, comm: Comm, outputs_claim: Claim | None, start: float
 ) -> Report:
@@ -409,39 +397,25 @@ def stored_report(
         store(job, finished.plan.digest, finished.outputs, outputs_claim, finished.files)
     end = time.perf_counter()
     checkpoints = finished.checkpoints
-    run_seconds = [each.seconds for each in finished.measured]
     seconds = {
-        "plan": finished.planned - start,
+        "plan": finished.planned_at - start,
         "load": finished.measured[0].seconds_loading,
-        "run": median(run_seconds),
+        "run": median(each.seconds for each in finished.measured),
         "checkpoint": checkpoints.seconds if checkpoints else 0.0,
         "store": end - before_storing,
         "startup": first_use_seconds(),
         "total": end - start,
     }
-    resumed_from = None
-    if checkpoints is not None and checkpoints.saved is not None:
-        resumed_from = checkpoints.saved.place
+    first_used = first_uses()  # by rank 0, which shows it
+    summed, moved_most = totals(comm, finished.measured)
     return Report(
-        job,
-        finished.plan,
-        totals(comm, finished.measured),
-        seconds,
-        run_seconds,
-        finished.outputs,
-        figures(comm, finished.outputs),
-        finished.work,
-        threads_of(comm).count,
-        _startup_of_first_rank(),
-        resumed_from=resumed_from,
-        checkpoints=checkpoints.count if checkpoints else 0,
-        timeline=finished.timeline,
-        loops=finished.loops,
+        **vars(finished),
+        job=job,
+        totals=summed,
+        moved_most=moved_most,
+        seconds=seconds,
+        figures=figures(comm, finished.outputs),
+        thread_count=threads_of(comm).count,
+        startup=Startup(STATISTICS.compiled, first_used[COMPILING], first_used[LOADING_GENERATORS]),
         sharing_problem=sharing_problem(comm),
     )
-
-
-def _startup_of_first_rank() -> Startup:
-    """Return what rank 0 did for the first time."""
-    seconds = first_uses()
-    return Startup(STATISTICS.compiled, seconds[COMPILING], seconds[LOADING_GENERATORS])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 _SIGNAL_SECONDS = 300  # before the end of the time
+# How Slurm starts the ranks of an MPI family (see launch.mpirun).
+_PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
+_RESTARTS = 6  # of a run that continues from its checkpoint
 
 
 @dataclass(frozen=True)
@@ -34,66 +38,61 @@ class Script:
     def __str__(self) -> str:
         if self.format == "mpijob":
             return _mpijob(self)
-        scheduler = self.scheduler
+        scheduler = SCHEDULERS[self.format]
+        words = self.words()
         lines = ["#!/bin/bash"]
         lines += [f"{scheduler.comment}{plain(note)}" for note in self.notes]
-        lines += [scheduler.prefix + directive for directive in scheduler.directives(self)]
+        directives = _filled(scheduler.directives, words)
+        lines += [scheduler.prefix + directive for directive in directives]
         lines.append("")
         if self.resumes:
-            lines += scheduler.watch
-        lines += self._environment_lines()
-        lines.append("")
-        if self.resumes:
-            lines += self._resuming_lines()
-        else:
-            lines.append(self._run_line(""))
-        lines.append("")
-        return "\n".join(lines)
+            lines += [*_filled(scheduler.watch, words), ""]
+        lines += [*_filled(_ENVIRONMENT, words), "", *_filled(scheduler.launcher, words), ""]
+        words["python"] = scheduler.python.format_map(words)
+        for key in ("clock", "again"):
+            words[key] = getattr(scheduler, key).format_map(words)
+        lines += _filled(_RESUMING if self.resumes else _RUN, words)
+        return "\n".join([*lines, ""])
 
-    @property
-    def scheduler(self) -> Scheduler:
-        """Whose script it is."""
-        return SCHEDULERS[self.format]
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.tasks_per_node
-
-    @property
-    def minutes(self) -> int:
-        return -(-self.seconds // 60)
-
-    @property
-    def notice(self) -> int:
-        """Seconds before the end at which a run is asked to stop.
-
-        A vertex and a checkpoint must fit into them, but a short job must not be asked at its
-        start.
-        """
-        return min(_SIGNAL_SECONDS, self.seconds // 4)
-
-    @property
-    def gpus(self) -> tuple[str, str]:
-        """The type and the number of GPUs of a node, either of which may be empty."""
+    def words(self) -> dict[str, Any]:
+        """Return what the texts of schedulers name; what a job does not have is empty."""
+        ranks = self.nodes * self.tasks_per_node
+        minutes = -(-self.seconds // 60)
         kind, _, number = self.gpus_per_node.rpartition(":")
-        return kind, number
-
-    def site_lines(self) -> list[str]:
-        """Return the options that a site defines, as its scheduler writes them."""
-        written = self.scheduler.site_options
-        return [written[name].format(value) for name, value in self.site_options.items()]
-
-    def _environment_lines(self) -> list[str]:
-        lines = ["# ==== YOUR SITE: load einmpi and its MPI ====", "# module load …"]
-        if self.activate:
-            lines.append(f"source {self._quoted([self.activate])}")
-        else:
-            lines.append("# source …/bin/activate")
-        return [*lines, "", *self.scheduler.launcher(self)]
-
-    def _run_line(self, prefix: str) -> str:
-        python = self.scheduler.python.format(threads=self.threads)
-        return f"$launch {prefix}{python} -m einmpi {self._quoted(self.command)}"
+        pmi = _PMI.get(self.family)
+        written = SCHEDULERS[self.format].site_options
+        site = [written[name].format(value) for name, value in self.site_options.items()]
+        # A vertex and a checkpoint must fit into the time after it is asked to stop, but a short
+        # job must not be asked at its start.
+        notice = min(_SIGNAL_SECONDS, self.seconds // 4)
+        return {
+            "name": job_name(self.name),
+            "nodes": self.nodes,
+            "tasks": self.tasks_per_node,
+            "ranks": ranks,
+            "threads": self.threads,
+            "has_threads": self.threads > 1,
+            "cores": self.tasks_per_node * self.threads,
+            "memory": self.memory_mib,
+            "time": clock(self.seconds),
+            "minutes": minutes,
+            "walltime": f"{minutes // 60:02d}:{minutes % 60:02d}:00",
+            "notice": notice,
+            "limit": self.seconds - notice,
+            "resumes": self.resumes,
+            "site": "\n".join(site),
+            "gpus": self.gpus_per_node,
+            "no_gpus": not self.gpus_per_node,
+            "of_gpus": number + (f"/host:gmodel={kind}" if kind else "/host"),
+            "library": plain(self.library),
+            "pmi": pmi,
+            "no_pmi": pmi is None,
+            "is_intel": self.family == "intel",
+            "pmix": " -o pmi=pmix" if self.family == "openmpi" else "",
+            "activate": self.activate and self._quoted([self.activate]),
+            "no_activate": not self.activate,
+            "command": self._quoted(self.command),
+        }
 
     def _quoted(self, words: Sequence[str]) -> str:
         text = shlex.join(words)
@@ -102,31 +101,15 @@ class Script:
             text = text.replace("\n", r"'$'\n''").replace("\r", r"'$'\r''")
         return text
 
-    def _resuming_lines(self) -> list[str]:
-        limit = self.seconds - self.notice
-        return [
-            "# Ranks that are still starting keep the signal for later, if env can do that "
-            "(coreutils 8.31).",
-            'hold="env --block-signal=USR1"',
-            "$hold true 2>/dev/null || hold=",
-            f"{self._run_line('$hold ')} &",
-            "run=$!",
-            "# The launcher passes the signal on to the ranks. It may lose one while it starts, "
-            "so send it again.",
-            'while kill -0 "$run" 2>/dev/null; do',
-            "    sleep 2 & wait $!  # a shell handles signals while it waits, not while it sleeps",
-            *(line.format(limit=limit) for line in self.scheduler.clock),
-            '    [ -z "$asked" ] || kill -USR1 "$run" 2>/dev/null',
-            "done",
-            'wait "$run"',
-            "status=$?",
-            "# 75: stopped with a checkpoint. A rank that was still starting may have died of the "
-            "signal.",
-            'if [ $status -eq 75 ] || { [ "$asked" ] && [ $status -gt 2 ]; }; then',
-            f"    {self.scheduler.again}",
-            "fi",
-            "exit $status",
-        ]
+
+def _filled(text: str, words: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a text. One after "WORD ? " is there if this word is not empty."""
+    lines = []
+    for line in text.strip("\n").split("\n"):
+        word, mark, rest = line.partition(" ? ")
+        if not mark or words[word]:
+            lines += (rest if mark else line).format_map(words).split("\n")
+    return lines
 
 
 def plain(text: str) -> str:
@@ -156,173 +139,157 @@ def clock(seconds: int) -> str:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How a scheduler is told what a job needs."""
+    """How a scheduler is told what a job needs, in texts with the words of a `Script`."""
 
     title: str
     submit: str  # the command, before the name of a script
     prefix: str  # of its directives
-    directives: Callable[[Script], list[str]]
+    directives: str
     site_options: Mapping[str, str]  # those that it has, and how they are written
-    launcher: Callable[[Script], list[str]]  # the lines that set $launch
+    launcher: str  # the lines that set $launch
     has_gpu_types: bool = False
     comment: str = "# "
     # The ranks' Python. Not every launcher passes variables on to other nodes.
     python: str = 'env OMP_NUM_THREADS={threads} "$(command -v python)"'
     # A run that stops before its time is up: how the script notices, and what follows.
-    watch: Sequence[str] = ("asked=", "")
-    clock: Sequence[str] = ("    [ $SECONDS -lt {limit} ] || asked=yes  # the time is nearly up",)
+    watch: str = "asked="
+    clock: str = "[ $SECONDS -lt {limit} ] || asked=yes  # the time is nearly up"
     again: str = 'echo "submit this script again to continue from the checkpoint" >&2'
 
 
-# How Slurm starts the ranks of an MPI family (see launch.mpirun).
-PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
+_ENVIRONMENT = """
+# ==== YOUR SITE: load einmpi and its MPI ====
+# module load …
+activate ? source {activate}
+no_activate ? # source …/bin/activate
+"""
+_RUN = "$launch {python} -m einmpi {command}"
+_RESUMING = """
+# Ranks that are still starting keep the signal for later, if env can do that (coreutils 8.31).
+hold="env --block-signal=USR1"
+$hold true 2>/dev/null || hold=
+$launch $hold {python} -m einmpi {command} &
+run=$!
+# The launcher passes the signal on to the ranks. It may lose one while it starts, so send it again.
+while kill -0 "$run" 2>/dev/null; do
+    sleep 2 & wait $!  # a shell handles signals while it waits, not while it sleeps
+clock ?     {clock}
+    [ -z "$asked" ] || kill -USR1 "$run" 2>/dev/null
+done
+wait "$run"
+status=$?
+# 75: stopped with a checkpoint. A rank that was still starting may have died of the signal.
+if [ $status -eq 75 ] || {{ [ "$asked" ] && [ $status -gt 2 ]; }}; then
+    {again}
+fi
+exit $status
+"""
+_MPIRUN = """
+# Found {library}. LAUNCH=… replaces the launcher.
+launch=${{LAUNCH:-mpirun -n {ranks} --hostfile @HOSTS@}}
+"""
 
+_SLURM = """
+job-name={name}
+nodes={nodes}
+ntasks-per-node={tasks}
+cpus-per-task={threads}
+site ? {site}
+gpus ? gpus-per-node={gpus}
+mem={memory}M
+time={time}
+output=%x-%j.out
+resumes ? signal=B:USR1@{notice}
+resumes ? requeue
+resumes ? open-mode=append
+"""
+_SRUN_USE = (
+    "Use pmi2 for MPICH and its relatives, pmix for Open MPI; LAUNCH=mpirun works with both."
+)
+_SRUN = f"""
+pmi ? # Found {{library}}. {_SRUN_USE}
+no_pmi ? # Found no MPI here ({{library}}). {_SRUN_USE}
+is_intel ? # Intel MPI also needs: export I_MPI_PMI_LIBRARY=…/libpmi2.so (of Slurm)
+pmi ? launch=${{{{LAUNCH:-srun --mpi={{pmi}}}}}}
+no_pmi ? launch=${{{{LAUNCH:-srun}}}}
+export SLURM_KILL_BAD_EXIT=1  # when a rank dies, srun ends the others
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+"""
 
-def _slurm_directives(job: Script) -> list[str]:
-    options = [
-        f"job-name={job_name(job.name)}",
-        f"nodes={job.nodes}",
-        f"ntasks-per-node={job.tasks_per_node}",
-        f"cpus-per-task={job.threads}",
-        *job.site_lines(),
-    ]
-    if job.gpus_per_node:
-        options.append(f"gpus-per-node={job.gpus_per_node}")
-    options += [f"mem={job.memory_mib}M", f"time={clock(job.seconds)}", "output=%x-%j.out"]
-    if job.resumes:
-        options += [f"signal=B:USR1@{job.notice}", "requeue", "open-mode=append"]
-    return options
+# Each chunk is on a node of its own.
+_PBS_CHUNK = "ncpus={cores}:mpiprocs={tasks}:ompthreads={threads}:mem={memory}mb"
+_PBS = f"""
+-N {{name}}
+no_gpus ? -l select={{nodes}}:{_PBS_CHUNK}
+gpus ? -l select={{nodes}}:{_PBS_CHUNK}:ngpus={{gpus}}
+-l place=scatter
+-l walltime={{walltime}}
+site ? {{site}}
+-j oe
+"""
 
+# With the exit status 75, LSF returns a job to the queue.
+_LSF = """
+-J {name}
+-n {ranks}
+-R "span[ptile={tasks}]"
+-R "rusage[mem={memory}MB/host]"
+has_threads ? -R "affinity[core({threads})]"
+gpus ? -gpu "num={of_gpus}"
+-W {minutes}
+site ? {site}
+-o {name}-%J.out
+resumes ? -Q "75"
+"""
 
-def _slurm_launcher(job: Script) -> list[str]:
-    pmi = PMI.get(job.family)
-    srun = f"srun --mpi={pmi}" if pmi else "srun"
-    found = f"Found {job.library}" if pmi else f"Found no MPI here ({job.library})"
-    lines = [
-        f"# {plain(found)}. Use pmi2 for MPICH and its relatives, pmix for Open MPI; "
-        "LAUNCH=mpirun works with both.",
-    ]
-    if job.family == "intel":
-        lines.append("# Intel MPI also needs: export I_MPI_PMI_LIBRARY=…/libpmi2.so (of Slurm)")
-    return [
-        *lines,
-        f"launch=${{LAUNCH:-{srun}}}",
-        "export SLURM_KILL_BAD_EXIT=1  # when a rank dies, srun ends the others",
-        "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
-    ]
-
-
-def _pbs_directives(job: Script) -> list[str]:
-    tasks = job.tasks_per_node
-    chunk = f"ncpus={tasks * job.threads}:mpiprocs={tasks}:ompthreads={job.threads}"
-    chunk += f":mem={job.memory_mib}mb"
-    if job.gpus_per_node:
-        chunk += f":ngpus={job.gpus_per_node}"
-    return [
-        f"-N {job_name(job.name)}",
-        f"-l select={job.nodes}:{chunk}",
-        "-l place=scatter",  # each chunk on a node of its own
-        f"-l walltime={job.minutes // 60:02d}:{job.minutes % 60:02d}:00",
-        *job.site_lines(),
-        "-j oe",
-    ]
-
-
-def _lsf_directives(job: Script) -> list[str]:
-    name = job_name(job.name)
-    lines = [
-        f"-J {name}",
-        f"-n {job.ranks}",
-        f'-R "span[ptile={job.tasks_per_node}]"',
-        f'-R "rusage[mem={job.memory_mib}MB/host]"',
-    ]
-    if job.threads > 1:
-        lines.append(f'-R "affinity[core({job.threads})]"')
-    if job.gpus_per_node:
-        kind, number = job.gpus
-        model = f":gmodel={kind}" if kind else ""
-        lines.append(f'-gpu "num={number}/host{model}"')
-    lines += [f"-W {job.minutes}", *job.site_lines(), f"-o {name}-%J.out"]
-    if job.resumes:
-        lines.append('-Q "75"')  # with this exit status it returns to the queue
-    return lines
-
-
-def _flux_directives(job: Script) -> list[str]:
-    name = job_name(job.name)
-    lines = [
-        f"--job-name={name}",
-        f"--nodes={job.nodes}",
-        f"--nslots={job.nodes}",
-        f"--cores-per-slot={job.tasks_per_node * job.threads}",
-    ]
-    if job.gpus_per_node:
-        lines.append(f"--gpus-per-slot={job.gpus_per_node}")
-    return [
-        *lines,
-        f"--time-limit={job.minutes}m",
-        *job.site_lines(),
-        f"--output={name}-{{{{id}}}}.out",
-    ]
-
-
-def _mpirun(hosts: str) -> Callable[[Script], list[str]]:
-    """Return how mpirun starts ranks on the hosts of a file with a line for each rank."""
-
-    def lines(job: Script) -> list[str]:
-        return [
-            f"# Found {plain(job.library)}. LAUNCH=… replaces the launcher.",
-            f"launch=${{LAUNCH:-mpirun -n {job.ranks} --hostfile {hosts}}}",
-        ]
-
-    return lines
-
-
-def _flux_launcher(job: Script) -> list[str]:
-    pmi = " -o pmi=pmix" if job.family == "openmpi" else ""
-    gpus = f" --gpus-per-node={job.gpus_per_node}" if job.gpus_per_node else ""
-    run = f"flux run{pmi} --nodes={job.nodes} --tasks-per-node={job.tasks_per_node}{gpus}"
-    return [
-        f"# Found {plain(job.library)}. Open MPI from version 5 needs flux-pmix and -o pmi=pmix.",
-        f"# Flux does not schedule memory: a node needs {job.memory_mib} MiB.",
-        f"launch=${{LAUNCH:-{run}}}",
-    ]
-
+_FLUX = """
+--job-name={name}
+--nodes={nodes}
+--nslots={nodes}
+--cores-per-slot={cores}
+gpus ? --gpus-per-slot={gpus}
+--time-limit={minutes}m
+site ? {site}
+--output={name}-{{{{id}}}}.out
+"""
+_FLUX_RUN = "flux run{pmix} --nodes={nodes} --tasks-per-node={tasks}"
+_FLUX_LAUNCHER = f"""
+# Found {{library}}. Open MPI from version 5 needs flux-pmix and -o pmi=pmix.
+# Flux does not schedule memory: a node needs {{memory}} MiB.
+gpus ? launch=${{{{LAUNCH:-{_FLUX_RUN} --gpus-per-node={{gpus}}}}}}
+no_gpus ? launch=${{{{LAUNCH:-{_FLUX_RUN}}}}}
+"""
 
 SCHEDULERS = {
     "slurm": Scheduler(
         "Slurm",
         "sbatch",
         "#SBATCH --",
-        _slurm_directives,
+        _SLURM,
         {name: f"{name}={{}}" for name in ("partition", "account", "qos", "constraint")},
-        _slurm_launcher,
+        _SRUN,
         has_gpu_types=True,
         python="python",
         # The signal may come at any time from the start, also while modules are loaded.
-        watch=(
-            "trap 'asked=yes' USR1  # Slurm sends this signal before the time is up",
-            "asked=",
-            "",
-        ),
-        clock=(),
+        watch="trap 'asked=yes' USR1  # Slurm sends this signal before the time is up\nasked=",
+        clock="",
         again='scontrol requeue "$SLURM_JOB_ID"',
     ),
     "pbs": Scheduler(
         "PBS",
         "qsub",
         "#PBS ",
-        _pbs_directives,
+        _PBS,
         {"partition": "-q {}", "account": "-A {}"},
-        _mpirun("$PBS_NODEFILE"),
+        _MPIRUN.replace("@HOSTS@", "$PBS_NODEFILE"),
     ),
     "lsf": Scheduler(
         "LSF",
         "bsub <",
         "#BSUB ",
-        _lsf_directives,
+        _LSF,
         {"partition": "-q {}", "account": "-P {}", "constraint": '-R "select[{}]"'},
-        _mpirun("$LSB_DJOB_HOSTFILE"),
+        _MPIRUN.replace("@HOSTS@", "$LSB_DJOB_HOSTFILE"),
         has_gpu_types=True,
         again="status=75  # by -Q 75, LSF returns the job to the queue",
     ),
@@ -330,18 +297,18 @@ SCHEDULERS = {
         "Flux",
         "flux batch",
         "#flux: ",
-        _flux_directives,
+        _FLUX,
         {"partition": "--queue={}", "account": "--bank={}", "constraint": '--requires="{}"'},
-        _flux_launcher,
+        _FLUX_LAUNCHER,
         comment="# note: ",  # Flux would take a title such as "flux: -N9" for a directive
     ),
     "mpijob": Scheduler(
         "Kubernetes",
         "kubectl apply -f",
         "",
-        lambda job: [],
+        "",
         {"partition": "\n  labels:\n    kueue.x-k8s.io/queue-name: '{}'"},
-        lambda job: [],
+        "",
     ),
 }
 
@@ -355,7 +322,7 @@ _MPIJOB = """\
 apiVersion: kubeflow.org/v2beta1
 kind: MPIJob
 metadata:
-  name: {name}{queue}
+  name: {name}{site}
 spec:
   slotsPerWorker: {tasks}
   mpiImplementation: {mpi}
@@ -383,7 +350,8 @@ spec:
             resources:
               limits:
                 cpu: {cores}
-                memory: {memory}Mi{gpus}
+                memory: {memory}Mi
+gpus ?                 nvidia.com/gpu: {gpus}
             volumeMounts:
             - name: shared-memory
               mountPath: /dev/shm
@@ -392,34 +360,29 @@ spec:
             emptyDir:
               medium: Memory
 """
-_RESTARTS = 6  # of a run that continues from its checkpoint
 
 
 def _mpijob(job: Script) -> str:
     """Return the job for the MPI operator of Kubeflow."""
+    words = job.words()
     mpi = {"openmpi": "OpenMPI", "intel": "Intel"}.get(job.family, "MPICH")
-    launch = ["mpirun", "-n", str(job.ranks), "--hostfile", "/etc/mpi/hostfile"]
+    launch = ["mpirun", "-n", str(words["ranks"]), "--hostfile", "/etc/mpi/hostfile"]
     if mpi == "OpenMPI":
         launch.append("--allow-run-as-root")
-    words = [*launch, "env", f"OMP_NUM_THREADS={job.threads}", "python", "-m", "einmpi"]
-    command = [f"            - {_yaml_string(word)}" for word in (*words, *job.command)]
+    python = ["env", f"OMP_NUM_THREADS={job.threads}", "python", "-m", "einmpi"]
+    command = [_yaml_string(word) for word in (*launch, *python, *job.command)]
     name = re.sub("[^a-z0-9]+", "-", job.name.lower()).strip("-")[:40].strip("-")
     no_image = "IMAGE  # to be replaced (--image): einmpi, its MPI and sshd, see docs/install.md"
-    return _MPIJOB.format(
-        notes="\n".join(f"# {plain(note)}" for note in job.notes),
-        name=f"einmpi-{name}".strip("-"),
-        queue="".join(job.site_lines()),
-        tasks=job.tasks_per_node,
-        mpi=mpi,
-        restarts=_RESTARTS if job.resumes else 0,
-        seconds=job.seconds,
-        image=no_image if job.image is None else _yaml_string(job.image),
-        command="\n".join(command),
-        nodes=job.nodes,
-        cores=job.tasks_per_node * job.threads,
-        memory=job.memory_mib,
-        gpus=f"\n                nvidia.com/gpu: {job.gpus_per_node}" if job.gpus_per_node else "",
-    )
+    words |= {
+        "notes": "\n".join(f"# {plain(note)}" for note in job.notes),
+        "name": f"einmpi-{name}".strip("-"),
+        "mpi": mpi,
+        "restarts": _RESTARTS if job.resumes else 0,
+        "seconds": job.seconds,
+        "image": no_image if job.image is None else _yaml_string(job.image),
+        "command": "\n".join(f"            - {word}" for word in command),
+    }
+    return "\n".join([*_filled(_MPIJOB, words), ""])
 
 
 def _yaml_string(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A job file in TOML becomes a Job."""
+"""A job file in TOML becomes a Job; the text of a job file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.formats import name_keys
@@ -39,7 +39,7 @@ from einmpi.job.program_text import (
 )
 from einmpi.job.settings import SETTINGS, checked_recompute, read_settings, settings_in
 from einmpi.language.syntax import Source
-from einmpi.language.toml_document import Entry, read_document, show
+from einmpi.language.toml_document import Entry, read_document, show, toml_text
 from einmpi.planner.strategies import ROLES
 
 _KEYS = (
@@ -405,3 +405,32 @@ def _as_kind_of(place: str, name: str, declared: Number, given: Number) -> Numbe
         what = f"parameter {name} is set to {show(given)}"
         raise InputError(place, what, KINDS[declared_kind][1])
     return kinds[declared_kind](given)  # type: ignore[no-any-return]  # one of four types
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def job_text(
+    entries: Mapping[str, str],
+    program: str,
+    tables: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, str] | None = None,
+) -> str:
+    """Return the text of a job file. `notes` are comments on tensors, by name.
+
+    Tables without entries are left out.
+    """
+    lines = [f"{key:<7} = {toml_text(text)}" for key, text in entries.items()]
+    is_plain = "\\" not in program and '"""' not in program
+    if is_plain and all(line.isprintable() for line in program.split("\n")):
+        lines.append(f'program = """\n{program}\n"""')
+    else:
+        lines.append(f"program = {toml_text(program)}")
+    for heading, table in tables.items():
+        if table:
+            lines += ["", f"[{heading}]"]
+        width = max(map(len, table), default=0)
+        for name, value in table.items():
+            note = f"  # {notes[name]}" if notes and name in notes else ""
+            lines.append(f"{name:<{width}} = {toml_text(value)}{note}")
+    return "\n".join([*lines, ""])

@@ -1,7 +1,8 @@
-"""TOML files with positions: the place of each key and string, and typed access to values."""
+"""TOML with positions: the place of each key and string, typed access to values; values as text."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -432,3 +433,18 @@ class Entry:
                 raise
             what = f"{show(found)} is not integer arithmetic"
             raise InputError(error.where, what, INTEGER_ARITHMETIC) from None
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+def toml_text(value: Any) -> str:
+    """Return a value as TOML, on one line."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {toml_text(each)}' for key, each in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_text, value))}]"
+    if isinstance(value, float):
+        return repr(float(value))  # JSON has no inf and nan
+    # Otherwise JSON is TOML, but it does not escape DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -86,14 +86,17 @@ class LoopBatches:
 
     def start(self, steps: int) -> None:
         """Get ready to read the batches of at most so many steps."""
-        inputs = []
+        readers = []
+        ahead = self.bytes_ahead > 0
         for name, layout in self.layouts.items():
-            dtype = self.specs[name].dtype or ""
-            block = rows_read_together(self.batches, self.specs[name].chunk_rows)
-            inputs.append(BatchedInput(name, dtype, layout, self.sources[name], block))
-        self.reading = ReadAhead(
-            self.batches, inputs, self.comm.rank, aligned_empty, self.bytes_ahead > 0, steps
-        )
+            spec = self.specs[name]
+            block = rows_read_together(self.batches, spec.chunk_rows) if ahead else 1
+            region = layout.block(self.comm.rank)
+            if region is None:  # an idle rank
+                region = ((),) * len(layout.bound)
+            source = self.sources[name]
+            readers.append(RankRows(name, spec.dtype or "", region, source, self.batches, block))
+        self.reading = ReadAhead(self.batches, readers, ahead, steps)
 
     def place(self, step: int, values: dict[str, Any]) -> None:
         """Put this rank's part of the batch of a step among the values that the step reads.
@@ -366,20 +369,6 @@ def _consecutive(rows: Numbers) -> Iterator[tuple[int, int]]:
             yield start, stop
 
 
-Allocate: TypeAlias = Callable[[tuple[int, ...], str], Array]
-
-
-@dataclass(frozen=True)
-class BatchedInput:
-    """An input that comes in batches: its rows, and the layout that a step needs."""
-
-    name: str
-    dtype: str
-    layout: Layout
-    source: RowSource
-    block: int  # rows that are read together
-
-
 class ReadAhead:
     """The batches of one rank, step after step.
 
@@ -391,16 +380,14 @@ class ReadAhead:
     def __init__(
         self,
         batches: Batches,
-        inputs: Sequence[BatchedInput],
-        rank: int,
-        allocate: Allocate,
+        readers: Sequence[RankRows],
         ahead: bool,
         steps: int,
     ) -> None:
         self.batches = batches
         self.steps = steps
         self.ahead = ahead
-        self.readers = [_RankRows(each, batches, rank, allocate, ahead) for each in inputs]
+        self.readers = readers
         self.order: tuple[int, EpochOrder] | None = None  # of the last epoch that was read
         self.thread = ThreadPoolExecutor(1, "batches")
         self.pending: tuple[int, Future[dict[str, Array]]] | None = None
@@ -450,7 +437,7 @@ class ReadAhead:
         return self.order[1]
 
 
-class _RankRows:
+class RankRows:
     """The rows of one input that a rank needs.
 
     Rows that are read one by one go to their place at once. Where rows are stored or shuffled
@@ -459,21 +446,23 @@ class _RankRows:
     """
 
     def __init__(
-        self, batched: BatchedInput, batches: Batches, rank: int, allocate: Allocate, ahead: bool
+        self,
+        name: str,
+        dtype: str,
+        region: Region,  # of a batch
+        source: RowSource,
+        batches: Batches,
+        block: int,  # rows that are read together
     ) -> None:
-        self.name = batched.name
-        self.dtype = batched.dtype
-        self.source = batched.source
+        self.name = name
+        self.dtype = dtype
+        self.source = source
         self.batches = batches
-        self.allocate = allocate
-        region = batched.layout.block(rank)
-        if region is None:  # an idle rank
-            region = ((),) * len(batched.layout.bound)
-        self.region: Region = region
+        self.region = region
         self.columns: Region = region[1:]
-        self.batch_bytes = elements(region) * np.dtype(batched.dtype).itemsize
+        self.batch_bytes = elements(region) * np.dtype(dtype).itemsize
         self.own_indices: Numbers = indices(region[0])  # in a batch
-        self.block = batched.block if ahead else 1
+        self.block = block
         # The window that is kept: its epoch and number, the positions of its rows in the order of
         # the epoch, and the rows.
         self.window: tuple[int, int] | None = None
@@ -483,7 +472,7 @@ class _RankRows:
 
     def read(self, step: int, order: EpochOrder | None) -> Array:
         """Return the block of a batch in the layout of the plan; padding is zeros."""
-        target = self.allocate(shape(self.region), self.dtype)
+        target = aligned_empty(shape(self.region), self.dtype)
         count = self.batches.count_of(step)
         present = int(np.searchsorted(self.own_indices, count))
         target[present:] = 0

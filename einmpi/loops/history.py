@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from math import isnan, nan
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -63,13 +63,8 @@ class NanFinder:
 # The condition of a loop, prepared once: it is checked after every step.
 
 
-class _Expression(NamedTuple):
-    """A vertex of the condition as a function of numbers that are known before."""
-
-    name: str
-    dtype: np.dtype[Any]
-    operands: tuple[str, ...]
-    evaluate: Evaluate
+# A vertex of the condition as a function of numbers that are known before, with its name and dtype.
+_Expression: TypeAlias = tuple[str, np.dtype[Any], tuple[str, ...], Evaluate]
 
 
 class Condition:
@@ -105,7 +100,7 @@ def _expressions(graph: EinGraph) -> list[_Expression] | None:
         evaluate = prepare_expression(einsum.function, dtypes, ())
         if evaluate is None:
             return None
-        found.append(_Expression(vertex.name, np.dtype(vertex.dtype), vertex.inputs, evaluate))
+        found.append((vertex.name, np.dtype(vertex.dtype), vertex.inputs, evaluate))
     return found
 
 

@@ -86,19 +86,12 @@ def _elements_changed(
         if scattered.is_input or graph.consumers[name] != (vertex.name,):
             continue
         if is_sparse_update(scattered, vertex):
-            dimension = _scattered_dimension(scattered)
-            label = einsum.output[dimension]
+            label = scattered_label(scattered.computed_einsum)
+            assert label is not None
+            label = einsum.output[scattered.computed_einsum.output.index(label)]
             extents[label] = min(extents[label], places_filled(scattered.computed_einsum))
             return prod(extents[label] for label in einsum.output)
     return None
-
-
-def _scattered_dimension(vertex: Vertex) -> int:
-    """Return the dimension along which values are scattered."""
-    einsum = vertex.computed_einsum
-    label = scattered_label(einsum)
-    assert label is not None
-    return einsum.output.index(label)
 
 
 def _with_late_update(

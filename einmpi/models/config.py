@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,250 +154,40 @@ class Config:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is peculiar to a `model_type`: modules, names of keys and tensors, missing values.
+    """What is peculiar to a `model_type`, a table of architectures.toml.
 
-    Biases are there (True), not there (False), or there if the key of config.json is true.
     `window` is a key of `_WINDOWS`: which layers have a window. `defaults` are values that
     transformers takes for keys that config.json does not have.
 
-    `features` are fields of a Config that all its models have, and `numbers` those that a key
-    gives, if it is there. `keys` are names of keys where LLaMA's is another, and `tensors` those of
-    parameters. Several parameters of one tensor are its rows, one after the other. `only` are
-    values of keys for which there is no module with any other value.
+    `features` are fields of a Config that all its models have, `switches` those that are true if
+    a key is, and `numbers` those that a key gives, if it is there. `keys` are names of keys where
+    LLaMA's is another, and `tensors` those of parameters. Several parameters of one tensor are its
+    rows, one after the other. `only` are keys that are missing or have this value: there is no
+    module for any other.
     """
 
     title: str
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    head_norms: bool = False
     window: str = "none"
     defaults: Mapping[str, Json] = field(default_factory=dict)
     features: Mapping[str, Any] = field(default_factory=dict)
+    switches: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
-    only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    only: Mapping[str, Json] = field(default_factory=dict)
     partial_rope: bool = False
 
 
 # Activations by the names of config.json, as macros of the language.
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-_OLD_TOKENS: dict[str, Json] = {"bos_token_id": 1, "eos_token_id": 2}
-_NORMS_AROUND = {
-    "g2": "pre_feedforward_layernorm.weight",
-    "g3": "post_attention_layernorm.weight",
-    "g4": "post_feedforward_layernorm.weight",
-}
-_GEMMA: dict[str, Any] = {
-    "qkv_bias": "attention_bias",
-    "output_bias": "attention_bias",
-    "defaults": {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-    },
-    "features": {"post_norms": True, "gains_from_one": True},
-    "numbers": {
-        "attention_scalar": "query_pre_attn_scalar",
-        "attention_cap": "attn_logit_softcapping",
-        "logits_cap": "final_logit_softcapping",
-    },
-    "keys": {"hidden_act": "hidden_activation"},
-    "tensors": _NORMS_AROUND,
-    "only": {"use_bidirectional_attention": (None, False)},
-}
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(
-        "LLaMA 1 to 3",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        defaults={"max_position_embeddings": 2048, **_OLD_TOKENS},
-    ),
-    "mistral": Architecture(
-        "Mistral",
-        window="all",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "sliding_window": 4096,
-            **_OLD_TOKENS,
-        },
-    ),
-    "mixtral": Architecture(
-        "Mixtral",
-        window="all",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            **_OLD_TOKENS,
-        },
-        features={"mlp": "experts"},
-        tensors={
-            "wr": "block_sparse_moe.gate.weight",
-            "w1": "block_sparse_moe.experts.*.w1.weight",
-            "w3": "block_sparse_moe.experts.*.w3.weight",
-            "w2": "block_sparse_moe.experts.*.w2.weight",
-        },
-    ),
-    "qwen2": Architecture(
-        "Qwen2",
-        qkv_bias=True,
-        window="some",
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 32,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
-    ),
-    "qwen3": Architecture(
-        "Qwen3",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        head_norms=True,
-        window="some",
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "sliding_window": 4096,
-            "max_window_layers": 28,
-        },
-    ),
-    "qwen3_moe": Architecture(
-        "Qwen3-MoE",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        head_norms=True,
-        window="all if used",
-        defaults={
-            "max_position_embeddings": 32768,
-            "num_key_value_heads": 4,
-            "sliding_window": 4096,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": False,
-        },
-        features={"mlp": "experts"},
-        keys={"intermediate_size": "moe_intermediate_size"},
-        only={"decoder_sparse_step": (None, 1), "mlp_only_layers": (None, [])},
-    ),
-    "gemma2": Architecture(
-        "Gemma 2",
-        window="every second is full",
-        **{
-            **_GEMMA,
-            "defaults": {
-                **_GEMMA["defaults"],
-                "max_position_embeddings": 8192,
-                "attn_logit_softcapping": 50.0,
-                "final_logit_softcapping": 30.0,
-            },
-        },
-    ),
-    "gemma3_text": Architecture(
-        "Gemma 3, of text",
-        head_norms=True,
-        window="every sixth is full",
-        **{
-            **_GEMMA,
-            "defaults": {
-                **_GEMMA["defaults"],
-                "max_position_embeddings": 131072,
-                "rope_theta": 1e6,
-                "rope_local_base_freq": 1e4,
-            },
-        },
-    ),
-    "phi3": Architecture(
-        "Phi-3 and Phi-4",
-        window="all",
-        defaults={
-            "max_position_embeddings": 4096,
-            "rms_norm_eps": 1e-5,
-            "bos_token_id": 1,
-            "eos_token_id": 32000,
-        },
-        tensors={
-            "wq": "self_attn.qkv_proj.weight",
-            "wk": "self_attn.qkv_proj.weight",
-            "wv": "self_attn.qkv_proj.weight",
-            "w1": "mlp.gate_up_proj.weight",
-            "w3": "mlp.gate_up_proj.weight",
-        },
-        partial_rope=True,
-    ),
-    "olmo2": Architecture(
-        "OLMo 2",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        defaults={
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-5,
-            "eos_token_id": 50279,
-        },
-        features={"pre_norms": False, "post_norms": True, "joint_norms": True},
-        tensors=_NORMS_AROUND,
-    ),
-    "starcoder2": Architecture(
-        "StarCoder2",
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        mlp_bias="use_bias",
-        window="all",
-        defaults={
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 4096,
-            "num_key_value_heads": 2,
-            "norm_epsilon": 1e-5,
-            "use_bias": True,
-            "tie_word_embeddings": True,
-            "bos_token_id": 50256,
-            "eos_token_id": 50256,
-        },
-        features={"norm": "layer", "mlp": "plain"},
-        keys={"rms_norm_eps": "norm_epsilon"},
-    ),
-    "gpt_oss": Architecture(
-        "gpt-oss",
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        window="every second is full",
-        defaults={
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "rms_norm_eps": 1e-5,
-            "attention_bias": True,
-            "sliding_window": 128,
-            "num_experts_per_tok": 4,
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-            "rope_theta": 150000.0,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 32.0,
-                "truncate": False,
-                "original_max_position_embeddings": 4096,
-            },
-        },
-        features={"mlp": "joined experts", "sinks": True},
-        numbers={"glu_alpha": "swiglu_alpha", "glu_limit": "swiglu_limit"},
-    ),
-}
+def _read_architectures() -> dict[str, Architecture]:
+    text = Path(__file__).with_name("architectures.toml").read_text(encoding="utf-8")
+    return {name: Architecture(**table) for name, table in tomllib.loads(text).items()}
+
+
+ARCHITECTURES = _read_architectures()
 
 
 def llama_1(width: int, layers: int, heads: int, hidden: int, epsilon: float = 1e-6) -> Config:
@@ -461,10 +253,6 @@ def read_config(folder: str | os.PathLike[str]) -> Config:
         epsilon=values.number(keys.get("rms_norm_eps", "rms_norm_eps"), 1e-6),
         tied=values.truth("tie_word_embeddings", False),
         rope=rope,
-        qkv_bias=_has_bias(values, architecture.qkv_bias),
-        output_bias=_has_bias(values, architecture.output_bias),
-        mlp_bias=_has_bias(values, architecture.mlp_bias),
-        head_norms=architecture.head_norms,
         activation=_activation(values, architecture),
         window=window,
         window_layers=window_layers,
@@ -488,14 +276,16 @@ def _activation(values: Values, architecture: Architecture) -> str:
 def _check_only(values: Values, architecture: Architecture) -> None:
     """Refuse values of keys that there is no module for."""
     for key, known in architecture.only.items():
-        value = values.values.get(key)
-        if not any(value == each and type(value) is type(each) for each in known):
-            values.wrong(key, json.dumps(known[-1]))
+        value = values.values.get(key, known)
+        if value is not None and (value != known or type(value) is not type(known)):
+            values.wrong(key, json.dumps(known))
 
 
 def _features(values: Values, architecture: Architecture, width: int) -> dict[str, Any]:
     """Return the fields of a Config that only some architectures have."""
     found = dict(architecture.features)
+    for name, key in architecture.switches.items():
+        found[name] = values.truth(key, False)
     for name, key in architecture.numbers.items():
         found[name] = values.number(key) if values.has(key) else None
     if architecture.features.get("gains_from_one"):
@@ -506,11 +296,6 @@ def _features(values: Values, architecture: Architecture, width: int) -> dict[st
         found["chosen"] = values.positive("num_experts_per_tok", found["experts"])
         found["scaled_choice"] = values.truth("norm_topk_prob", True)
     return found
-
-
-def _has_bias(values: Values, rule: bool | str) -> bool:
-    """Return whether projections have biases: by the architecture, or by a key of the file."""
-    return values.truth(rule, False) if isinstance(rule, str) else rule
 
 
 # Which layers see their positions through a window if config.json does not list them: of so many
@@ -560,80 +345,3 @@ def _ropes(values: Values, architecture: Architecture, head_width: int) -> tuple
         local = parameters.inner(WINDOW_LAYER)
     full = rope_from(parameters.inner(FULL_LAYER), values, head_width)
     return full, rope_from(local, values, head_width)
-
-
-# ---- paper ---------------------------------------------------------------------------------------
-#
-# LLaMA as a program: RMSNorm, attention, SwiGLU, residuals (paper, section 9.3).
-#
-# The prefill of a prompt, and a step of training.
-
-
-_LAYER = """
-n1_{k}[b,s,a]   = rmsnorm[a](x_{p}[b,s,a], eps={eps}) * g1_{k}[a]
-q_{k}[b,s,h,d]  = sum(n1_{k}[b,s,a] * wq_{k}[a,h,d])
-k_{k}[b,s,h,d]  = sum(n1_{k}[b,s,a] * wk_{k}[a,h,d])
-v_{k}[b,s,h,d]  = sum(n1_{k}[b,s,a] * wv_{k}[a,h,d])
-t_{k}[b,h,s,t]  = sum(q_{k}[b,s,h,d] * k_{k}[b,t,h,d])
-p_{k}[b,h,s,t]  = softmax[t](where(t <= s, t_{k}[b,h,s,t] / sqrt({d}), -inf))
-o_{k}[b,s,h,d]  = sum(p_{k}[b,h,s,t] * v_{k}[b,t,h,d])
-y_{k}[b,s,a]    = x_{p}[b,s,a] + sum(o_{k}[b,s,h,d] * wo_{k}[h,d,a])
-n2_{k}[b,s,a]   = rmsnorm[a](y_{k}[b,s,a], eps={eps}) * g2_{k}[a]
-u_{k}[b,s,f]    = silu(sum(n2_{k}[b,s,a] * w1_{k}[a,f])) * sum(n2_{k}[b,s,a] * w3_{k}[a,f])
-x_{k}[b,s,a]    = y_{k}[b,s,a] + sum(u_{k}[b,s,f] * w2_{k}[f,a])
-"""
-
-# The labels of each weight of a layer.
-_WEIGHTS = {
-    "wq": "ahd",
-    "wk": "ahd",
-    "wv": "ahd",
-    "wo": "hda",
-    "w1": "af",
-    "w3": "af",
-    "w2": "fa",
-    "g1": "a",
-    "g2": "a",
-}
-
-
-def llama_program(
-    model: Config, batch: int, sequence: int, layers: int | None = None
-) -> tuple[str, dict[str, tuple[int, ...]], tuple[str, ...]]:
-    """Return the program of the first layers of a model, or of all.
-
-    The result is the text of the program, the shapes of its inputs, and the names of the weights.
-    """
-    extents = {"a": model.width, "h": model.heads, "d": model.head_width, "f": model.hidden}
-    count = model.layers if layers is None else layers
-    text = ""
-    weights: dict[str, tuple[int, ...]] = {}
-    for k in range(1, count + 1):
-        text += _LAYER.format(k=k, p=k - 1, eps=model.epsilon, d=model.head_width)
-        for name, labels in _WEIGHTS.items():
-            weights[f"{name}_{k}"] = tuple([extents[label] for label in labels])
-    shapes = {"x_0": (batch, sequence, model.width), **weights}
-    return text, shapes, tuple(weights)
-
-
-def llama_training_program(
-    model: Config, batch: int, sequence: int, layers: int | None = None, rate: float = 1e-3
-) -> tuple[str, dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return a step of gradient descent on the first layers of a model, or on all.
-
-    The loss is the mean squared distance of what the last layer computes to `target`. The result is
-    the text of the program, the shapes of its inputs, and what a loop carries: for each weight the
-    output that it becomes in the next step.
-    """
-    text, shapes, weights = llama_program(model, batch, sequence, layers)
-    count = model.layers if layers is None else layers
-    text += f"\nloss = mean((x_{count}[b,s,a] - target[b,s,a])**2)\n"
-    carry = {}
-    for name in weights:
-        labels = ",".join("ijk"[: len(shapes[name])])
-        carry[name] = f"{name}_next"
-        text += (
-            f"{name}_next[{labels}] = {name}[{labels}] - {rate} * grad(loss, {name}[{labels}])\n"
-        )
-    shapes["target"] = shapes["x_0"]
-    return text, shapes, carry

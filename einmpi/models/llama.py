@@ -15,7 +15,7 @@ import numpy as np
 
 from einmpi.api import plan as plan_job
 from einmpi.arguments import integer_from, known_name, path_name
-from einmpi.comm.agreement import on_first_rank, together
+from einmpi.comm.agreement import comm_of_program, on_first_rank, together
 from einmpi.errors import InputError
 from einmpi.files.datasets import CONVERTIBLE_DTYPES
 from einmpi.files.specs import InputSpec, Resident
@@ -52,7 +52,6 @@ from einmpi.models.quantised import (
 from einmpi.models.sampling import (
     Prompts,
     Sampling,
-    SeenTokens,
     Tokens,
     check_sampling,
     checked_layers,
@@ -61,6 +60,7 @@ from einmpi.models.sampling import (
     make_prompts,
     open_tokenizer,
     rounded_length,
+    seen_tokens,
 )
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 from einmpi.units import parse_bytes
@@ -171,7 +171,6 @@ def load(
         The folder has no model that einmpi knows, a tensor is missing or has a wrong shape, or an
         argument is wrong; the same error on all ranks.
     """
-    from einmpi.comm.agreement import comm_of_program
 
     own_comm = comm_of_program(comm)
 
@@ -558,7 +557,8 @@ class Model:
     def _run_prefill(self, prompts: Prompts, **options: Any) -> dict[str, DistArray]:
         """Compute the outputs of a prefill."""
         batch, sequence = prompts.tokens.shape
-        options["lengths"] = prompts.is_padded and not options.get("every")
+        is_padded = bool((prompts.lengths < sequence).any())
+        options["lengths"] = is_padded and not options.get("every")
         ((_, compiled),) = self.programs.ready(self._wanted_prefill(batch, sequence, **options))
         frequencies = self.config.frequencies(int(prompts.lengths.max()))
         given: dict[str, Any] = {TOKENS: prompts.tokens, FREQUENCIES: frequencies}
@@ -596,12 +596,13 @@ class Model:
         caches = {name: outputs[name] for name in program.carry}
         places = prompts.lengths.copy()  # of the tokens that are chosen next
         has_ended = np.zeros(batch, bool)
-        seen = SeenTokens(prompts, sampling, self.config.vocabulary)
+        seen = seen_tokens(prompts, sampling, self.config.vocabulary)
         for step in range(new):
-            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, places, seen.mask)
+            chosen = choose_tokens(outputs[LOGITS].gather(), sampling, places, seen)
             yield np.where(has_ended, ENDED, chosen)
             has_ended |= np.isin(chosen, stop)
-            seen.add(chosen)
+            if seen is not None:
+                seen[np.arange(batch), chosen] = True
             if has_ended.all() or step == new - 1:
                 return
             given = {TOKENS: chosen, AT: places, FREQUENCIES: frequencies}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from einmpi.models.config import Config
 
@@ -125,11 +126,11 @@ def norm_bias(gain: str) -> str:
     return gain.replace("g", "gb", 1)
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """A weight of a module: its input, the tensor inside of a layer, and labels of its dimensions.
 
-    `condition` is the attribute of a Config that must be true for it to exist.
+    `condition` is the attribute of a Config that must be true for it to exist. The tensor is "-"
+    for a norm after a module: architectures that have such norms name them.
     """
 
     name: str
@@ -140,15 +141,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Module:
-    """A part of a layer: its parameters, and a function that writes its statements.
+    """A part of a layer: a function that writes its statements, and its parameters, one a row.
 
     `condition` is the attribute of a Config that must be true for it to exist, and `mlp` the kind
     of MLP that it is.
     """
 
-    title: str
-    parameters: tuple[Parameter, ...]
     statements: Callable[[Layer], str]
+    parameters: str = ""
     condition: str = ""
     mlp: str = ""
 
@@ -368,123 +368,112 @@ def _joined_experts(layer: Layer) -> str:
     )
 
 
-def _linear(condition: str, *projections: tuple[str, str, str, str]) -> tuple[Parameter, ...]:
-    """Return a weight of each projection, and a bias of each where `condition` holds.
-
-    A projection is the end of the inputs' names, its place in a layer, the labels of what it
-    computes, and those of what it sums over.
-    """
-    weights = []
-    biases = []
-    for end, place, computed, summed in projections:
-        weights.append(Parameter(f"w{end}", f"{place}.weight", computed + summed))
-        biases.append(Parameter(f"b{end}", f"{place}.bias", computed, condition))
-    return (*weights, *biases)
-
-
-def _norm(name: str, place: str) -> tuple[Parameter, ...]:
-    """Return the gain of a norm, and its bias where norms have one."""
-    gain = Parameter(name, f"{place}.weight", "a")
-    return (gain, Parameter(norm_bias(name), f"{place}.bias", "a", "norm_biases"))
-
-
-def _after(name: str) -> tuple[Parameter, ...]:
-    """Return the gain of a norm after a module. Architectures that have such norms name them."""
-    return (Parameter(name, "", "a", "post_norms"),)
-
-
-_OF_HEADS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-
 LAYER: tuple[Module, ...] = (
     Module(
-        "norm before attention",
-        _norm("g1", "input_layernorm"),
         _attention_norm,
+        """
+        g1    input_layernorm.weight             a
+        gb1   input_layernorm.bias               a     norm_biases
+        """,
         "pre_norms",
     ),
     Module(
-        "queries, keys and values",
-        _linear(
-            "qkv_bias",
-            ("q", "self_attn.q_proj", "grd", "a"),
-            ("k", "self_attn.k_proj", "gd", "a"),
-            ("v", "self_attn.v_proj", "gd", "a"),
-        ),
         _projections,
+        """
+        wq    self_attn.q_proj.weight            grda
+        wk    self_attn.k_proj.weight            gda
+        wv    self_attn.v_proj.weight            gda
+        bq    self_attn.q_proj.bias              grd   qkv_bias
+        bk    self_attn.k_proj.bias              gd    qkv_bias
+        bv    self_attn.v_proj.bias              gd    qkv_bias
+        """,
     ),
     Module(
-        "norms of queries and keys",
-        (Parameter("gq", _OF_HEADS[0], "d"), Parameter("gk", _OF_HEADS[1], "d")),
         _head_norms,
+        """
+        gq    self_attn.q_norm.weight            d
+        gk    self_attn.k_norm.weight            d
+        """,
         "head_norms",
     ),
     Module(
-        "norms of queries and keys over all heads",
-        (Parameter("gq", _OF_HEADS[0], "grd"), Parameter("gk", _OF_HEADS[1], "gd")),
-        _head_norms,
+        _head_norms,  # over all heads
+        """
+        gq    self_attn.q_norm.weight            grd
+        gk    self_attn.k_norm.weight            gd
+        """,
         "joint_norms",
     ),
-    Module("rotary positions", (), _rope),
-    Module("rows of the caches", (), _cache),
-    Module("attention", (Parameter("sink", "self_attn.sinks", "gr", "sinks"),), _attention),
+    Module(_rope),
+    Module(_cache),
     Module(
-        "output of attention",
-        (*_linear("output_bias", ("o", "self_attn.o_proj", "a", "grd")), *_after("g3")),
-        _attention_output,
+        _attention,
+        """
+        sink  self_attn.sinks                    gr    sinks
+        """,
     ),
     Module(
-        "norm before the MLP",
-        _norm("g2", "post_attention_layernorm"),
+        _attention_output,
+        """
+        wo    self_attn.o_proj.weight            agrd
+        bo    self_attn.o_proj.bias              a     output_bias
+        g3    -                                  a     post_norms
+        """,
+    ),
+    Module(
         _mlp_norm,
+        """
+        g2    post_attention_layernorm.weight    a
+        gb2   post_attention_layernorm.bias      a     norm_biases
+        """,
         "pre_norms",
     ),
     Module(
-        "MLP with a gate",
-        (
-            *_linear(
-                "mlp_bias",
-                ("1", "mlp.gate_proj", "f", "a"),
-                ("3", "mlp.up_proj", "f", "a"),
-                ("2", "mlp.down_proj", "a", "f"),
-            ),
-            *_after("g4"),
-        ),
         _mlp,
+        """
+        w1    mlp.gate_proj.weight               fa
+        w3    mlp.up_proj.weight                 fa
+        w2    mlp.down_proj.weight               af
+        b1    mlp.gate_proj.bias                 f     mlp_bias
+        b3    mlp.up_proj.bias                   f     mlp_bias
+        b2    mlp.down_proj.bias                 a     mlp_bias
+        g4    -                                  a     post_norms
+        """,
         mlp="gated",
     ),
     Module(
-        "MLP",
-        (
-            *_linear("mlp_bias", ("1", "mlp.c_fc", "f", "a"), ("2", "mlp.c_proj", "a", "f")),
-            *_after("g4"),
-        ),
         _mlp,
+        """
+        w1    mlp.c_fc.weight                    fa
+        w2    mlp.c_proj.weight                  af
+        b1    mlp.c_fc.bias                      f     mlp_bias
+        b2    mlp.c_proj.bias                    a     mlp_bias
+        g4    -                                  a     post_norms
+        """,
         mlp="plain",
     ),
     Module(
-        "experts",
-        (
-            Parameter("wr", "mlp.gate.weight", "ea"),
-            Parameter("w1", "mlp.experts.*.gate_proj.weight", "efa"),
-            Parameter("w3", "mlp.experts.*.up_proj.weight", "efa"),
-            Parameter("w2", "mlp.experts.*.down_proj.weight", "eaf"),
-            *_after("g4"),
-        ),
         _experts,
+        """
+        wr    mlp.gate.weight                    ea
+        w1    mlp.experts.*.gate_proj.weight     efa
+        w3    mlp.experts.*.up_proj.weight       efa
+        w2    mlp.experts.*.down_proj.weight     eaf
+        g4    -                                  a     post_norms
+        """,
         mlp="experts",
     ),
     Module(
-        "experts, gate and other product joined",
-        (
-            Parameter("wr", "mlp.router.weight", "ea"),
-            Parameter("br", "mlp.router.bias", "e"),
-            Parameter("w1", "mlp.experts.gate_up_proj", "eafz"),
-            Parameter("b1", "mlp.experts.gate_up_proj_bias", "efz"),
-            Parameter("w2", "mlp.experts.down_proj", "efa"),
-            Parameter("b2", "mlp.experts.down_proj_bias", "ea"),
-            *_after("g4"),
-        ),
         _joined_experts,
+        """
+        wr    mlp.router.weight                  ea
+        br    mlp.router.bias                    e
+        w1    mlp.experts.gate_up_proj           eafz
+        b1    mlp.experts.gate_up_proj_bias      efz
+        w2    mlp.experts.down_proj              efa
+        b2    mlp.experts.down_proj_bias         ea
+        g4    -                                  a     post_norms
+        """,
         mlp="joined experts",
     ),
 )
@@ -504,7 +493,8 @@ def parameters_of(config: Config) -> list[Parameter]:
     """Return the parameters that a layer of a model has."""
     found = []
     for module in modules_of(config):
-        for parameter in module.parameters:
+        for row in module.parameters.strip().splitlines():
+            parameter = Parameter(*row.split())
             if not parameter.condition or getattr(config, parameter.condition):
                 found.append(parameter)
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral, Real
@@ -52,52 +52,51 @@ class Sampling:
     repetition_penalty: float = 1.0
 
 
+# What each number is, whether it is allowed, how messages show one that is not, what is expected.
+_RULES: dict[str, tuple[type, Callable[[Any], bool], str, str]] = {
+    "temperature": (Real, lambda value: value >= 0, "{:g}", "a number from 0 on"),
+    "top_k": (
+        Integral,
+        lambda value: value >= 0,
+        "{} tokens",
+        "a number from 0 on; 0 keeps all tokens",
+    ),
+    "top_p": (Real, lambda value: 0 < value <= 1, "{:g}", "a probability above 0 and up to 1"),
+    "min_p": (Real, lambda value: 0 <= value <= 1, "{:g}", "a share from 0 to 1"),
+    "repetition_penalty": (
+        Real,
+        lambda value: value > 0,
+        "{:g}",
+        "a positive number; 1 has no effect",
+    ),
+    "seed": (
+        Integral,
+        lambda value: 0 <= value <= _MAX_SEED,
+        "{}",
+        "an integer from 0 to 2**64 - 1",
+    ),
+}
+
+
 def check_sampling(sampling: Sampling, as_flags: bool = False) -> None:
     """Refuse values out of range. With `as_flags`, messages name flags of the command line."""
 
     def place(name: str) -> str:
         return "--" + name.replace("_", "-") if as_flags else name
 
-    _check_number(place("temperature"), sampling.temperature)
-    if sampling.temperature < 0:
-        problem = f"{sampling.temperature:g} requested"
-        raise InputError(place("temperature"), problem, "a number from 0 on")
-    _check_integer(place("top_k"), sampling.top_k)
-    if sampling.top_k < 0:
-        problem = f"{sampling.top_k} tokens requested"
-        raise InputError(place("top_k"), problem, "a number from 0 on; 0 keeps all tokens")
-    _check_number(place("top_p"), sampling.top_p)
-    if not 0 < sampling.top_p <= 1:
-        problem = f"{sampling.top_p:g} requested"
-        raise InputError(place("top_p"), problem, "a probability above 0 and up to 1")
-    _check_number(place("min_p"), sampling.min_p)
-    if not 0 <= sampling.min_p <= 1:
-        problem = f"{sampling.min_p:g} requested"
-        raise InputError(place("min_p"), problem, "a share from 0 to 1")
-    _check_number(place("repetition_penalty"), sampling.repetition_penalty)
-    if sampling.repetition_penalty <= 0:
-        problem = f"{sampling.repetition_penalty:g} requested"
-        raise InputError(place("repetition_penalty"), problem, "a positive number; 1 has no effect")
-    _check_integer(place("seed"), sampling.seed)
-    if not 0 <= sampling.seed <= _MAX_SEED:
-        problem = f"{sampling.seed} requested"
-        raise InputError(place("seed"), problem, "an integer from 0 to 2**64 - 1")
+    for name, (kind, is_allowed, shown, expected) in _RULES.items():
+        value = getattr(sampling, name)
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_number or (kind is Real and not isfinite(value)):
+            number = "a finite number" if kind is Real else "an integer"
+            raise InputError(place(name), f"{value!r} requested", number)
+        if not is_allowed(value):
+            raise InputError(place(name), f"{shown.format(value)} requested", expected)
     if sampling.temperature == 0:
         for name in ("top_k", "top_p", "min_p", "seed"):
             if getattr(sampling, name) != getattr(Sampling, name):
                 problem = "the likeliest token is chosen, as the temperature is 0"
                 raise InputError(place(name), problem, f"{place('temperature')} above 0 with it")
-
-
-def _check_number(place: str, value: object) -> None:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not isfinite(value):  # type: ignore[arg-type]  # is_number says so
-        raise InputError(place, f"{value!r} requested", "a finite number")
-
-
-def _check_integer(place: str, value: object) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise InputError(place, f"{value!r} requested", "an integer")
 
 
 def choose_tokens(
@@ -162,20 +161,16 @@ def _random_fraction(seed: int, sequence: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())
 
 
-class SeenTokens:
-    """The tokens of the vocabulary that each text has, if a penalty makes them less likely."""
-
-    def __init__(self, prompts: Prompts, sampling: Sampling, vocabulary: int) -> None:
-        self.mask: npt.NDArray[np.bool_] | None = None
-        if sampling.repetition_penalty != 1:
-            self.mask = np.zeros((len(prompts.tokens), vocabulary), bool)
-            for row, tokens, length in zip(self.mask, prompts.tokens, prompts.lengths, strict=True):
-                row[tokens[:length]] = True
-
-    def add(self, tokens: Tokens) -> None:
-        """Note the next token of each text."""
-        if self.mask is not None:
-            self.mask[np.arange(len(tokens)), tokens] = True
+def seen_tokens(
+    prompts: Prompts, sampling: Sampling, vocabulary: int
+) -> npt.NDArray[np.bool_] | None:
+    """Return which tokens each text has, if a penalty makes them less likely."""
+    if sampling.repetition_penalty == 1:
+        return None
+    seen = np.zeros((len(prompts.tokens), vocabulary), bool)
+    for row, tokens, length in zip(seen, prompts.tokens, prompts.lengths, strict=True):
+        row[tokens[:length]] = True
+    return seen
 
 
 def read_sampling(folder: str) -> dict[str, Any]:
@@ -321,11 +316,6 @@ class Prompts:
 
     tokens: Tokens
     lengths: Tokens
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether a sequence is shorter than the array."""
-        return bool((self.lengths < self.tokens.shape[1]).any())
 
     def padded(self, width: int) -> Prompts:
         """Return the prompts in an array of another width."""

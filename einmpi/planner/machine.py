@@ -10,7 +10,7 @@ from typing import Any
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.scalar import Arg, Call, Const, walk
-from einmpi.language.toml_document import Entry, kind_of, read_document, show
+from einmpi.language.toml_document import Entry, kind_of, read_document, show, toml_text
 from einmpi.units import (
     counted,
     parse_bandwidth,
@@ -86,7 +86,7 @@ class Machine:
 
     def __str__(self) -> str:
         """Return the text of its file."""
-        lines = [f"measured = {_quoted(self.source)}"]
+        lines = [f"measured = {toml_text(self.source)}"]
         if self.inside:
             lines += _link_lines("inside", self.latency_inside, self.inside)
             if not self.shared:
@@ -179,12 +179,6 @@ def _time(entry: Entry) -> int:
     if not isinstance(given, str):
         raise entry.wrong(f"{key} is {kind_of(given)}", "a string with a unit")
     return _PARSERS.get(key, parse_speed)(given, entry.place)
-
-
-def _quoted(text: str) -> str:
-    """Return a string of TOML, without characters that cannot be printed."""
-    kept = "".join(letter for letter in text if letter.isprintable())
-    return '"' + kept.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 # ---- prices --------------------------------------------------------------------------------------

@@ -375,7 +375,7 @@ def _draw_box(axes: Any, shape: Box) -> None:
         boxstyle=f"round,pad=0,rounding_size={radius}",
         facecolor=style.fill,
         edgecolor=style.edge,
-        linewidth=style.line * POINTS_PER_PIXEL,
+        linewidth=float(style.line) * POINTS_PER_PIXEL,
         linestyle="--" if style.dashes else "-",
         zorder=2,
     )

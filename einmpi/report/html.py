@@ -8,12 +8,11 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from einmpi.errors import printable
 from einmpi.files.atomic import replace_file
@@ -26,7 +25,7 @@ from einmpi.planner.text.explain import explain, heading, loops_of
 from einmpi.report.graph_picture import LayoutUse, graph_picture, layouts_of
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
-from einmpi.report.record import KINDS, Timeline
+from einmpi.report.record import KINDS, Span, Timeline
 from einmpi.units import counted, plural
 from einmpi.version import __version__
 
@@ -98,29 +97,6 @@ def _dimensions(graph: EinGraph, vertex: Vertex) -> list[str]:
 # ---- the timeline --------------------------------------------------------------------------------
 
 
-class _SpanContent(NamedTuple):
-    """What the page says about a span. Spans that do the same share it."""
-
-    kind: str
-    vertex: str
-    label: str
-    nbytes: int
-    operations: int
-
-
-@dataclass(frozen=True)
-class _PageSpan:
-    """A span in whole microseconds."""
-
-    start: int
-    end: int
-    work: _SpanContent
-
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
-
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
     """Return each distinct step once, and the spans of each rank in base 64.
 
@@ -128,61 +104,53 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     the step after that of the span before.
     """
     tracks, merged = _merge_down_to(_tracks(timeline), MAX_SPANS)
-    numbers_of: dict[_SpanContent, int] = {}
+    numbers_of: dict[tuple[int, str, str, int, int], int] = {}  # of what spans are about
     texts = []
     for track in tracks:
         numbers: list[int] = []
         end_before = 0
         step_before = -1
         for span in track:
-            step = numbers_of.setdefault(span.work, len(numbers_of))
-            numbers.append(_zigzag(span.start - end_before))
-            numbers.append(span.length)
+            kind = KINDS.index(span.kind)
+            work = (kind, span.vertex, span.label, span.nbytes, span.operations)
+            step = numbers_of.setdefault(work, len(numbers_of))
+            numbers.append(_zigzag(int(span.start) - end_before))
+            numbers.append(_length(span))
             numbers.append(_zigzag(step - step_before - 1))
-            end_before = span.end
+            end_before = int(span.end)
             step_before = step
         texts.append(base64.b64encode(_variable_length(numbers)).decode())
-    steps = []
-    for work in numbers_of:
-        kind = KINDS.index(work.kind)
-        steps.append([kind, work.vertex, work.label, work.nbytes, work.operations])
     return {
         "seconds": timeline.seconds,
         "kinds": KINDS,
-        "steps": steps,
+        "steps": list(numbers_of),
         "tracks": texts,
         "ranks": timeline.ranks,  # each has as many tracks; the second one is what moves meanwhile
         "merged": merged,
     }
 
 
-def _tracks(timeline: Timeline) -> list[list[_PageSpan]]:
+def _tracks(timeline: Timeline) -> list[list[Span]]:
+    """Return the spans of each track, in whole microseconds.
+
+    Regions make the labels of the same step differ from rank to rank: if there is too much text,
+    labels are without them.
+    """
     origin = min((span.start for span in timeline.spans), default=0.0)
     tracks_per_rank = 2 if timeline.has_background else 1
-    tracks: list[list[_PageSpan]] = [[] for _ in range(tracks_per_rank * timeline.ranks)]
-    labels = _labels(timeline)
+    tracks: list[list[Span]] = [[] for _ in range(tracks_per_rank * timeline.ranks)]
+    labels = {span.label: span.label for span in timeline.spans}
+    if sum(map(len, labels)) > MAX_LABEL_CHARACTERS:
+        labels = {label: REGION.sub("[…]", label) for label in labels}
     for span in timeline.spans:
         start = round((span.start - origin) * 1e6)
-        end = round((span.end - origin) * 1e6)
-        label = labels[span.label]
-        work = _SpanContent(span.kind, span.vertex, label, span.nbytes, span.operations)
+        end = max(start, round((span.end - origin) * 1e6))
         track = tracks_per_rank * span.rank + int(span.background)
-        tracks[track].append(_PageSpan(start, max(start, end), work))
+        tracks[track].append(span._replace(label=labels[span.label], start=start, end=end))
     return tracks
 
 
-def _labels(timeline: Timeline) -> dict[str, str]:
-    """Return each label on one line, and without regions if there is too much text.
-
-    Regions make the labels of the same step differ from rank to rank.
-    """
-    lines = {span.label: " ".join(span.label.split()) for span in timeline.spans}
-    if sum(map(len, lines)) <= MAX_LABEL_CHARACTERS:
-        return lines
-    return {label: REGION.sub("[…]", line) for label, line in lines.items()}
-
-
-def _merge_down_to(tracks: list[list[_PageSpan]], most: int) -> tuple[list[list[_PageSpan]], int]:
+def _merge_down_to(tracks: list[list[Span]], most: int) -> tuple[list[list[Span]], int]:
     """Merge neighbouring short spans until at most so many are left.
 
     Return them, and the length in microseconds below which spans were merged.
@@ -197,9 +165,9 @@ def _merge_down_to(tracks: list[list[_PageSpan]], most: int) -> tuple[list[list[
     return found, limit
 
 
-def _merge_shorter_than(track: list[_PageSpan], limit: int) -> list[_PageSpan]:
-    found: list[_PageSpan] = []
-    for is_short, group in groupby(track, key=lambda span: span.length < limit):
+def _merge_shorter_than(track: list[Span], limit: int) -> list[Span]:
+    found: list[Span] = []
+    for is_short, group in groupby(track, key=lambda span: _length(span) < limit):
         spans = list(group)
         if is_short and len(spans) > 1:
             found.append(_merged(spans))
@@ -208,18 +176,24 @@ def _merge_shorter_than(track: list[_PageSpan], limit: int) -> list[_PageSpan]:
     return found
 
 
-def _merged(spans: list[_PageSpan]) -> _PageSpan:
+def _merged(spans: list[Span]) -> Span:
     """Return one span of the kind that took longest."""
     time = dict.fromkeys(KINDS, -1)
-    nbytes = 0
-    operations = 0
     for span in spans:
-        time[span.work.kind] = max(0, time[span.work.kind]) + span.length
-        nbytes += span.work.nbytes
-        operations += span.work.operations
-    kind = max(KINDS, key=lambda each: time[each])
-    work = _SpanContent(kind, "", f"{len(spans)} short steps", nbytes, operations)
-    return _PageSpan(spans[0].start, spans[-1].end, work)
+        time[span.kind] = max(0, time[span.kind]) + _length(span)
+    return spans[0]._replace(
+        kind=max(KINDS, key=lambda each: time[each]),
+        vertex="",
+        label=f"{len(spans)} short steps",
+        end=spans[-1].end,
+        nbytes=sum(span.nbytes for span in spans),
+        operations=sum(span.operations for span in spans),
+    )
+
+
+def _length(span: Span) -> int:
+    """Return the whole microseconds of a span."""
+    return int(span.end - span.start)
 
 
 def _zigzag(number: int) -> int:
@@ -378,13 +352,6 @@ def _value(point: tuple[int, float]) -> float:
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")
 
 
-@dataclass(frozen=True)
-class _Section:
-    anchor: str
-    heading: str
-    html: str
-
-
 def write_report(file: str | os.PathLike[str], plan: Plan, **contents: Any) -> None:
     """Write the page; `contents` are further arguments of `page`."""
     replace_file(file, [page(plan, **contents).encode()])
@@ -413,10 +380,9 @@ def page(
     sections = _sections(plan, comparison, timeline, timeline_is, merged, program, recorded)
     links = []
     body = []
-    for section in sections:
-        links.append(f'<a href="#{section.anchor}">{section.heading}</a>')
-        head = f'<section id="{section.anchor}">\n<h2>{section.heading}</h2>'
-        body.append(f"{head}\n{section.html}\n</section>")
+    for anchor, head, html in sections:
+        links.append(f'<a href="#{anchor}">{head}</a>')
+        body.append(f'<section id="{anchor}">\n<h2>{head}</h2>\n{html}\n</section>')
     script = "\n".join(_file(name) for name in SCRIPTS)
     data = {"layouts": layouts_data(plan), "timeline": tracks}
     newline = "\n"
@@ -490,27 +456,28 @@ def _sections(
     merged: int,
     program: str,
     recorded: str,
-) -> list[_Section]:
+) -> list[tuple[str, str, str]]:
+    """Return the sections of the page: the anchor, the heading and the HTML of each."""
     found = []
     if program.strip():
         text = escape(program.strip("\n"))
-        found.append(_Section("program", "Program", f'<pre tabindex="0"><code>{text}</code></pre>'))
+        found.append(("program", "Program", f'<pre tabindex="0"><code>{text}</code></pre>'))
     if recorded:
-        found.append(_Section("history", "Recorded values", recorded))
+        found.append(("history", "Recorded values", recorded))
     picture = svg(graph_picture(plan))
-    found.append(_Section("plan", "Graph and cuts", _GRAPH.format(svg=picture)))
-    found.append(_Section("tensors", "Who holds what", _TENSORS))
+    found.append(("plan", "Graph and cuts", _GRAPH.format(svg=picture)))
+    found.append(("tensors", "Who holds what", _TENSORS))
     head = "What moves" if timeline is None else f"Predicted and {timeline_is}"
-    found.append(_Section("table", head, tensor_table(plan, timeline)))
+    found.append(("table", head, tensor_table(plan, timeline)))
     if timeline is not None:
-        found.append(_Section("time", "Timeline", _timeline(timeline, merged)))
+        found.append(("time", "Timeline", _timeline(timeline, merged)))
     for title, each in loops_of(plan)[1:]:
         text = escape(explain(each))
         anchor = title.replace(" ", "-")
         html = f'<pre tabindex="0"><code>{text}</code></pre>'
-        found.append(_Section(anchor, f"Plan of {title}", html))
+        found.append((anchor, f"Plan of {title}", html))
     if comparison is not None:
-        found.append(_Section("strategies", "Strategies", comparison_table(plan, comparison)))
+        found.append(("strategies", "Strategies", comparison_table(plan, comparison)))
     return found
 
 

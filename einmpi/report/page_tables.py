@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -23,6 +22,7 @@ from einmpi.report.graph_picture import (
 )
 from einmpi.report.record import KINDS, Timeline
 from einmpi.report.results import a_step_text
+from einmpi.report.times import VertexTimes, total, vertex_times
 from einmpi.units import counted, show_bytes, show_seconds
 
 # Columns of the comparison of strategies → their titles; the column without a name is a bar.
@@ -123,29 +123,6 @@ def _certificate(plan: Plan) -> tuple[str, str]:
 # ---- tensors -------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Measured:
-    """What the timeline says about a tensor, summed over ranks."""
-
-    computing: float = 0.0
-    moving: float = 0.0
-    nbytes: int = 0
-
-
-def _measured_by_tensor(timeline: Timeline) -> dict[str, _Measured]:
-    found: dict[str, _Measured] = {}
-    for span in timeline.spans:
-        tensor = found.setdefault(span.vertex, _Measured())
-        if span.kind in ("kernel", "repeat"):
-            tensor.computing += span.end - span.start
-            tensor.nbytes += span.nbytes
-        elif span.kind in ("exchange", "reduce", "wait"):
-            tensor.nbytes += span.nbytes
-            if not span.background:  # in the background it takes no time of its own
-                tensor.moving += span.end - span.start
-    return found
-
-
 def time_by_kind(timeline: Timeline) -> dict[str, float]:
     """Return the share of all ranks' time that each kind of step took; the rest is "idle"."""
     total = timeline.seconds * timeline.ranks or 1.0
@@ -190,8 +167,8 @@ class _TensorRows:
         self.timeline = timeline
         vertices = plan.graph.vertices
         self.moves: dict[str, list[EdgeMovement]] = {vertex.name: [] for vertex in vertices}
-        for each in edge_movements(plan):
-            self.moves[each.tensor].append(each)
+        for movement in edge_movements(plan):
+            self.moves[movement.tensor].append(movement)
         self.planned_bytes = {}
         for name, own in self.moves.items():
             self.planned_bytes[name] = sum(each.nbytes for each in own)
@@ -199,13 +176,12 @@ class _TensorRows:
         for vertex in vertices:
             costs[vertex.name] = _cost(plan, vertex, self.planned_bytes[vertex.name])
         self.predicted = _shares(costs)
-        self.measured = dict.fromkeys(self.moves, _Measured())
+        self.measured = {name: VertexTimes(name) for name in self.moves}
         if timeline is not None:
-            for name, tensor in _measured_by_tensor(timeline).items():
-                if name in self.moves:
-                    self.measured[name] = tensor
-        times = {name: each.computing + each.moving for name, each in self.measured.items()}
-        self.took = _shares(times)
+            for each in vertex_times(timeline, ()):
+                if each.name in self.moves:
+                    self.measured[each.name] = each
+        self.took = _shares({name: each.seconds for name, each in self.measured.items()})
         self.longest = max([*self.predicted.values(), *self.took.values()], default=0.0)
         self.most_bytes = max(self.planned_bytes.values(), default=0)
 
@@ -235,16 +211,29 @@ class _TensorRows:
             cells.append(_bar(self.most_bytes, self.planned_bytes[name]))
             cells.append(_bar(self.longest, self.predicted[name]))
             return cells
-        ranks = self.timeline.ranks
-        cells += _measured_cells(self.measured[name], self.planned_bytes[name], ranks)
+        cells += _measured_cells(self.measured[name], self.planned_bytes[name])
         bars = _predicted_and_measured_bars(self.longest, self.predicted[name], self.took[name])
         return [*cells, bars]
 
     def _fold_rows(self, names: Sequence[str]) -> list[str]:
-        """Return a row for tensors that are hidden, if there are any."""
+        """Return a row with the sums of tensors that are hidden, if there are any."""
         if not names:
             return []
-        return [_fold_row(names, self.planned_bytes, self.measured, self.timeline)]
+        planned = sum(self.planned_bytes[name] for name in names)
+        tensors = counted(len(names), "tensor")
+        cells = [
+            _left(f"… {names[0]} to {names[-1]}"),
+            _left(f"{tensors} of repeated layers, each as in the layer before"),
+            _left(""),
+            _cell(show_bytes(planned)),
+            _left(""),
+        ]
+        if self.timeline is None:
+            cells += [_left(""), _left("")]
+        else:
+            measured = total("", (self.measured[name] for name in names))
+            cells += [*_measured_cells(measured, planned), _left("")]
+        return [f'<tr class="fold faint">{"".join(cells)}</tr>']
 
 
 def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[EdgeMovement]) -> list[str]:
@@ -272,40 +261,12 @@ def _folded_tensors(plan: Plan) -> frozenset[str]:
     return frozenset(names)
 
 
-def _fold_row(
-    names: Sequence[str],
-    planned_bytes: Mapping[str, int],
-    measured: Mapping[str, _Measured],
-    timeline: Timeline | None,
-) -> str:
-    """Return the row for hidden tensors of repeated layers, with the sums of their rows."""
-    planned = sum(planned_bytes[name] for name in names)
-    tensors = counted(len(names), "tensor")
-    cells = [
-        _left(f"… {names[0]} to {names[-1]}"),
-        _left(f"{tensors} of repeated layers, each as in the layer before"),
-        _left(""),
-        _cell(show_bytes(planned)),
-        _left(""),
-    ]
-    if timeline is None:
-        cells += [_left(""), _left("")]
-    else:
-        total = _Measured(
-            sum(measured[name].computing for name in names),
-            sum(measured[name].moving for name in names),
-            sum(measured[name].nbytes for name in names),
-        )
-        cells += [*_measured_cells(total, planned, timeline.ranks), _left("")]
-    return f'<tr class="fold faint">{"".join(cells)}</tr>'
-
-
-def _measured_cells(measured: _Measured, planned: int, ranks: int) -> list[str]:
+def _measured_cells(measured: VertexTimes, planned: int) -> list[str]:
     as_planned = measured.nbytes == planned
     return [
         _cell(show_bytes(measured.nbytes), "" if as_planned else "bad"),
-        _cell(_time(measured.computing / ranks)),
-        _cell(_time(measured.moving / ranks)),
+        _cell(_time(measured.kernel)),
+        _cell(_time(measured.communication + measured.waiting)),
     ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from einmpi.planner.text.compare import CurvePoint
 from einmpi.units import show_bytes
@@ -22,33 +22,35 @@ BOLD_WIDTH = 0.64
 PLAIN_WIDTH = 0.57
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """Colours on a light background, then on a dark one. Text has a fill and no edge."""
 
     fill: str
     edge: str
     dark_fill: str
     dark_edge: str
-    line: float = 1.2
+    line: str = "1.2"  # its width
     dashes: str = ""
 
 
 # Text has a contrast of at least 4.5 to its background in both colour schemes.
+_STYLES = """
+input         #ffffff  #57606a  #161b22  #8b949e
+vertex        #f6f8fa  #57606a  #1c2128  #8b949e
+output        #e9f7ec  #1a7f37  #12261a  #3fb950  2.2
+more          #fff8e5  #9a6700  #272115  #d29922  1.4  6,4
+ground        #ffffff  none     #0d1117  none
+chip          #ddf0ff  none     #10304f  none
+chip-partial  #ffe7d1  none     #47260f  none
+ink           #1f2328  none     #e6edf3  none
+faint         #57606a  none     #9da7b3  none
+join          #0550ae  #0969da  #79c0ff  #58a6ff
+aggregate     #953800  #bc4c00  #ffa657  #f0883e
+repartition   #6639ba  #8250df  #d2a8ff  #bc8cff
+stays         #57606a  #8c959f  #9da7b3  #6e7681
+"""
 STYLES = {
-    "input": Style("#ffffff", "#57606a", "#161b22", "#8b949e"),
-    "vertex": Style("#f6f8fa", "#57606a", "#1c2128", "#8b949e"),
-    "output": Style("#e9f7ec", "#1a7f37", "#12261a", "#3fb950", 2.2),
-    "more": Style("#fff8e5", "#9a6700", "#272115", "#d29922", 1.4, "6 4"),
-    "ground": Style("#ffffff", "none", "#0d1117", "none"),
-    "chip": Style("#ddf0ff", "none", "#10304f", "none"),
-    "chip-partial": Style("#ffe7d1", "none", "#47260f", "none"),
-    "ink": Style("#1f2328", "none", "#e6edf3", "none"),
-    "faint": Style("#57606a", "none", "#9da7b3", "none"),
-    "join": Style("#0550ae", "#0969da", "#79c0ff", "#58a6ff"),
-    "aggregate": Style("#953800", "#bc4c00", "#ffa657", "#f0883e"),
-    "repartition": Style("#6639ba", "#8250df", "#d2a8ff", "#bc8cff"),
-    "stays": Style("#57606a", "#8c959f", "#9da7b3", "#6e7681"),
+    name: Style(*cells) for name, *cells in (row.split() for row in _STYLES.strip().splitlines())
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,8 +32,7 @@ from einmpi.schedule.steps import Step
 KINDS = ("load", "exchange", "reduce", "kernel", "repeat", "store", "spill", "wait")
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """One step on one rank. Times are seconds since the run began, on a common clock."""
 
     rank: int
@@ -46,15 +47,6 @@ class Span:
     to: int | None = None  # the next of them, in a ring, that gets something from this rank
     during: str = ""  # in which step of a loop, as text
     background: bool = False  # a transfer, while other spans of the rank went on
-
-
-class _Meeting(NamedTuple):
-    """One exchange or reduction of a group of ranks."""
-
-    kind: str
-    vertex: str
-    group: tuple[int, ...]
-    number: int  # the group may do the same several times
 
 
 @dataclass(frozen=True)
@@ -77,47 +69,54 @@ class Timeline:
 
         Return a dictionary for each: from the ranks to the places of their spans in `spans`.
         """
-        found: dict[_Meeting, dict[int, int]] = {}
-        counts: Counter[tuple[int, str, str, tuple[int, ...]]] = Counter()
+        # By kind, tensor and group, and by number: a group may do the same several times.
+        found: dict[tuple[Any, ...], dict[int, int]] = {}
+        counts: Counter[tuple[int, Any]] = Counter()
         for place, span in enumerate(self.spans):
             if len(span.group) < 2:
                 continue
             # The members of a group meet in the same order, so counting on each rank matches them.
-            key = span.rank, span.kind, span.vertex, span.group
-            meeting = _Meeting(span.kind, span.vertex, span.group, counts[key])
-            counts[key] += 1
-            found.setdefault(meeting, {})[span.rank] = place
+            what = span.kind, span.vertex, span.group
+            number = counts[span.rank, what]
+            counts[span.rank, what] += 1
+            found.setdefault((what, number), {})[span.rank] = place
         return list(found.values())
 
 
 Times: TypeAlias = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a step does, and how much of it."""
-
-    kind: str
-    vertex: str
-    nbytes: int = 0
-    operations: int = 0
-    group: tuple[int, ...] = ()
-    to: int | None = None
+def is_reported(step: Step) -> bool:
+    """Return whether a step is a span. A transfer in the background is one when it is done."""
+    return bool(step.kind) and not step.background
 
 
-def work_of(step: Step) -> Work | None:
-    """Return what a step is about; None for a step that reports leave out."""
-    if not step.kind or step.background:
-        return None  # transfers in the background are recorded when they are done
-    return _work_of(step)
+def operations_of(step: Step) -> int:
+    """Return the operations of all kernels of a step."""
+    return sum(times * kernel.einsum.operations() for kernel, times in step.work)
 
 
-def _work_of(step: Step) -> Work:
-    operations = sum(times * kernel.einsum.operations() for kernel, times in step.work)
+def span_of(
+    step: Step, rank: int, start: float, end: float, during: str = "", repeats: int = 1
+) -> Span:
+    """Return what a step does, and when; `repeats` of it in one span."""
     receiver = None
     if step.transfer is not None:
         receiver = next((rank for rank, _ in step.transfer.outgoing()), None)
-    return Work(step.kind, step.vertex, step.nbytes, operations, step.group, receiver)
+    return Span(
+        rank,
+        step.kind,
+        step.vertex,
+        " ".join(str(step).split()),
+        start,
+        end,
+        step.nbytes * repeats,
+        operations_of(step) * repeats,
+        step.group,
+        receiver,
+        during,
+        bool(step.background),
+    )
 
 
 class TransferTime(NamedTuple):
@@ -192,168 +191,80 @@ class Recorder:
         self.excluded.clear()
         return done
 
-    def gathered(self, own: OwnSpans) -> list[Record]:
+    def gathered(self, own: Sequence[Span]) -> list[list[Span]]:
         """Return the spans of all ranks on rank 0, by its clock."""
         clocks_after = compare_clocks(self.comm)
-        records = gather_records(self.comm, own.record())
-        if self.comm.rank == 0:
-            for record, before, after in zip(records, self.clocks, clocks_after, strict=True):
-                record.times = on_first_clock(record.times, before, after)
-        return records
+        found = gather_spans(self.comm, own)
+        if self.comm.rank > 0:
+            return []
+        moved = []
+        for spans, before, after in zip(found, self.clocks, clocks_after, strict=True):
+            times = np.array([(span.start, span.end) for span in spans]).reshape(-1, 2)
+            times = on_first_clock(times, before, after)
+            pairs = zip(spans, times.tolist(), strict=True)
+            moved.append([span._replace(start=start, end=end) for span, (start, end) in pairs])
+        return moved
 
     def finish(self) -> Timeline | None:
         """Return the timeline of all ranks on rank 0, None on the others."""
-        own = OwnSpans()
-        own.add(self.taken())
-        records = self.gathered(own)
-        return timeline_of([[record] for record in records]) if self.comm.rank == 0 else None
+        found = self.gathered(spans_of(self.taken(), self.comm.rank))
+        return timeline_of(found) if self.comm.rank == 0 else None
 
 
-class OwnSpans:
-    """The spans of this rank, in the form in which it sends them."""
+def spans_of(done: Done, rank: int, during: str = "", repeats: int = 1) -> list[Span]:
+    """Return steps that have been done as spans; `repeats` of them in one span each.
 
-    def __init__(self) -> None:
-        self.texts: dict[str, int] = {}  # each with its number
-        self.groups: dict[tuple[int, ...], int] = {}
-        self.times: list[tuple[float, float]] = []
-        self.rows: list[tuple[int, ...]] = []
-
-    def add(self, done: Done, during: str = "", repeats: int = 1) -> None:
-        """Add steps that have been done; `repeats` of them in one span each.
-
-        `during` says in which step of a loop that was.
-        """
-        times = done.starts.tolist(), done.ends.tolist()
-        for step, start, end in zip(done.steps, *times, strict=True):
-            work = work_of(step)
-            if work is not None:
-                self._add(step, work, start, end, during, repeats)
-        for step, start, end in done.transfers:
-            self._add(step, _work_of(step), start, end, during, repeats)
-
-    def _add(
-        self, step: Step, work: Work, start: float, end: float, during: str, repeats: int
-    ) -> None:
-        row = (
-            KINDS.index(work.kind),
-            self._number_of(work.vertex),
-            self._number_of(" ".join(str(step).split())),
-            self._number_of(during),
-            work.nbytes * repeats,
-            work.operations * repeats,
-            self.groups.setdefault(work.group, len(self.groups)),
-            _NO_RECEIVER if work.to is None else work.to,
-            int(step.background),
-        )
-        self.rows.append(row)
-        self.times.append((start, end))
-
-    def _number_of(self, text: str) -> int:
-        return self.texts.setdefault(text, len(self.texts))
-
-    def record(self) -> Record:
-        times = np.array(self.times).reshape(-1, 2)
-        rows = np.array(self.rows, np.int64).reshape(-1, _COLUMNS)
-        index = json.dumps([list(self.texts), list(self.groups)]).encode()
-        return Record(times, rows, index)
+    `during` says in which step of a loop that was.
+    """
+    times = done.starts.tolist(), done.ends.tolist()
+    spans = []
+    for step, start, end in zip(done.steps, *times, strict=True):
+        if is_reported(step):
+            spans.append(span_of(step, rank, start, end, during, repeats))
+    for step, start, end in done.transfers:
+        spans.append(span_of(step, rank, start, end, during, repeats))
+    return spans
 
 
-_COLUMNS = 9  # kind, vertex, label, during, bytes, operations, group, to, background
-_NO_RECEIVER = -1  # for steps that send nothing to a single rank
-
-
-@dataclass
-class Record:
-    """The spans of a rank in the form in which it sends them."""
-
-    times: Times  # start and end of each span
-    numbers: npt.NDArray[np.int64]  # _COLUMNS of each; texts and group refer to the index
-    index: bytes  # JSON: each text once, each group once
-
-
-def gather_records(comm: Comm, own: Record) -> list[Record]:
-    """Return the records of all ranks on rank 0. This does not count as data moved."""
-    records = [own]
+def gather_spans(comm: Comm, own: Sequence[Span]) -> list[Sequence[Span]]:
+    """Return the spans of all ranks on rank 0. This does not count as data moved."""
+    found = [own]
     with uncounted(comm):
         if comm.rank > 0:
-            _send(comm, own)
-        else:
-            for rank in range(1, comm.size):
-                records.append(_receive(comm, rank))
-    return records
+            data = np.frombuffer(pickle.dumps(own), np.uint8)
+            for part in (np.array([data.size]), data):
+                comm.sendrecv(0, part, None, None)
+            return []
+        for rank in range(1, comm.size):
+            size = np.empty(1, np.int64)
+            comm.sendrecv(None, None, rank, size)
+            data = np.empty(size[0], np.uint8)
+            comm.sendrecv(None, None, rank, data)
+            found.append(pickle.loads(data.tobytes()))
+    return found
 
 
-def _send(comm: Comm, record: Record) -> None:
-    index = np.frombuffer(record.index, np.uint8)
-    sizes = np.array([len(record.times), index.size])
-    for part in (sizes, record.times.ravel(), record.numbers.ravel(), index):
-        comm.sendrecv(0, part, None, None)
-
-
-def _receive(comm: Comm, rank: int) -> Record:
-    sizes = np.empty(2, np.int64)
-    comm.sendrecv(None, None, rank, sizes)
-    count, length = map(int, sizes)
-    times = np.empty(2 * count)
-    numbers = np.empty(_COLUMNS * count, np.int64)
-    index = np.empty(length, np.uint8)
-    for part in (times, numbers, index):
-        comm.sendrecv(None, None, rank, part)
-    return Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes())
-
-
-def timeline_of(records: Sequence[Sequence[Record]]) -> Timeline:
-    """Put the records of all ranks together. The run begins when its first step does.
-
-    Each rank has one or several records, one after another.
-    """
-    starts = []
-    for own_records in records:
-        starts += [float(record.times.min()) for record in own_records if record.times.size]
-    begin = min(starts, default=0.0)
+def timeline_of(spans_by_rank: Sequence[Sequence[Span]]) -> Timeline:
+    """Put the spans of all ranks together. The run begins when its first step does."""
+    begin = min((span.start for spans in spans_by_rank for span in spans), default=0.0)
     # Equal texts and groups are shared by all spans: a group may have as many members as there are
     # ranks.
-    shared_texts: dict[str, str] = {}
-    shared_groups: dict[tuple[int, ...], tuple[int, ...]] = {}
-    spans: list[Span] = []
-    for rank, own_records in enumerate(records):
-        for record in own_records:
-            spans += _spans_of(rank, record, begin, shared_texts, shared_groups)
-    return Timeline(len(records), max((span.end for span in spans), default=0.0), tuple(spans))
-
-
-def _spans_of(
-    rank: int,
-    record: Record,
-    begin: float,
-    shared_texts: dict[str, str],
-    shared_groups: dict[tuple[int, ...], tuple[int, ...]],
-) -> list[Span]:
-    own_texts, own_groups = json.loads(record.index)
-    texts = [shared_texts.setdefault(text, text) for text in own_texts]
-    groups = []
-    for members in map(tuple, own_groups):
-        groups.append(shared_groups.setdefault(members, members))
-    times = (record.times - begin).tolist()
-    spans = []
-    for (start, end), row in zip(times, record.numbers.tolist(), strict=True):
-        kind, vertex, label, during, nbytes, operations, group, to, background = row
-        span = Span(
-            rank,
-            KINDS[kind],
-            texts[vertex],
-            texts[label],
-            start,
-            max(start, end),
-            nbytes,
-            operations,
-            groups[group],
-            None if to == _NO_RECEIVER else to,
-            texts[during],
-            bool(background),
+    shared: dict[Any, Any] = {}
+    found = []
+    for span in itertools.chain.from_iterable(spans_by_rank):
+        start = span.start - begin
+        found.append(
+            span._replace(
+                vertex=shared.setdefault(span.vertex, span.vertex),
+                label=shared.setdefault(span.label, span.label),
+                group=shared.setdefault(span.group, span.group),
+                start=start,
+                end=max(start, span.end - begin),
+            )
         )
-        spans.append(span)
-    return spans
+    return Timeline(
+        len(spans_by_rank), max((span.end for span in found), default=0.0), tuple(found)
+    )
 
 
 # ---- trace ---------------------------------------------------------------------------------------
@@ -362,14 +273,6 @@ def _spans_of(
 
 
 PROCESS = 1  # viewers take process 0 for the idle task of a system
-
-
-@dataclass(frozen=True)
-class _TraceTimes:
-    """When a span starts and ends, in whole nanoseconds."""
-
-    start: int
-    end: int
 
 
 def write_trace(file: str | os.PathLike[str], timeline: Timeline) -> None:
@@ -397,10 +300,10 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
             track = timeline.ranks + rank
             yield _event("M", "thread_name", track, args={"name": f"rank {rank}, moving"})
             yield _event("M", "thread_sort_index", track, args={"sort_index": rank})
-    ticks = _ticks(timeline)
-    for span, tick in zip(timeline.spans, ticks, strict=True):
-        yield _span_event(span, tick, _track_of(span, timeline))
-    yield from _arrows(timeline, ticks)
+    timeline = replace(timeline, spans=tuple(_in_nanoseconds(timeline)))
+    for span in timeline.spans:
+        yield _span_event(span, _track_of(span, timeline))
+    yield from _arrows(timeline)
 
 
 def _track_of(span: Span, timeline: Timeline) -> int:
@@ -408,7 +311,7 @@ def _track_of(span: Span, timeline: Timeline) -> int:
     return span.rank + timeline.ranks if span.background else span.rank
 
 
-def _span_event(span: Span, tick: _TraceTimes, track: int) -> dict[str, Any]:
+def _span_event(span: Span, track: int) -> dict[str, Any]:
     args: dict[str, Any] = {"step": span.label}
     if span.during:
         args["loop"] = span.during
@@ -421,26 +324,27 @@ def _span_event(span: Span, tick: _TraceTimes, track: int) -> dict[str, Any]:
         span.vertex,
         track,
         cat=span.kind,
-        ts=tick.start / 1000,
-        dur=(tick.end - tick.start) / 1000,
+        ts=span.start / 1000,
+        dur=(span.end - span.start) / 1000,
         args=args,
     )
 
 
-def _ticks(timeline: Timeline) -> list[_TraceTimes]:
-    """Round times so that spans on a track do not overlap: viewers leave out those that do."""
-    found = []
+def _in_nanoseconds(timeline: Timeline) -> Iterator[Span]:
+    """Yield the spans in whole nanoseconds.
+
+    On a track they do not overlap: viewers leave out those that do.
+    """
     end_before: dict[int, int] = {}  # of the last span on each track
     for span in timeline.spans:
         track = _track_of(span, timeline)
         start = max(end_before.get(track, 0), round(span.start * 1e9))
         end = max(start, round(span.end * 1e9))
         end_before[track] = end
-        found.append(_TraceTimes(start, end))
-    return found
+        yield span._replace(start=start, end=end)
 
 
-def _arrows(timeline: Timeline, ticks: list[_TraceTimes]) -> Iterator[dict[str, Any]]:
+def _arrows(timeline: Timeline) -> Iterator[dict[str, Any]]:
     """Yield an arrow from each step that sends to one rank that receives, not to all of them.
 
     An arrow leaves at the start of its step. It arrives just before the end of the other step,
@@ -452,17 +356,16 @@ def _arrows(timeline: Timeline, ticks: list[_TraceTimes]) -> Iterator[dict[str, 
             span = timeline.spans[place]
             if span.to is None or span.to not in members:
                 continue
-            sender = ticks[place]
-            receiver = ticks[members[span.to]]
-            leaves = sender.start
+            receiver = timeline.spans[members[span.to]]
+            leaves = span.start
             arrives = receiver.end - 1
-            clocks_agree = leaves < sender.end and max(receiver.start, leaves) <= arrives
+            clocks_agree = leaves < span.end and max(receiver.start, leaves) <= arrives
             if not clocks_agree:
                 continue
             number += 1
             shared = {"cat": span.kind, "id": number}
             track = _track_of(span, timeline)
-            other = _track_of(timeline.spans[members[span.to]], timeline)
+            other = _track_of(receiver, timeline)
             yield _event("s", span.vertex, track, ts=leaves / 1000, **shared)
             yield _event("f", span.vertex, other, ts=arrives / 1000, bp="e", **shared)
 

@@ -1,21 +1,24 @@
-"""The results and costs of a run, gathered from all ranks: as JSON and as text for people."""
+"""The results and costs of a run, gathered from all ranks: as JSON, as text, as metrics."""
 
 from __future__ import annotations
 
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.dist_array import DistArray
+from einmpi.checkpoint.folder import CheckpointFolder
 from einmpi.comm.base import Comm
 from einmpi.compiled.running import Measured
 from einmpi.errors import printable
+from einmpi.files.datasets import Dataset
 from einmpi.job.batches import PREFIX as VALIDATION
 from einmpi.job.job import Job
 from einmpi.kernels.cpu.blas_library.choice import describe_blas_in_use
@@ -75,7 +78,12 @@ def figures(comm: Comm, arrays: Mapping[str, DistArray | SparseArray]) -> dict[s
                 low.append(least)
                 high.append(greatest)
         norm = math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
-        found[name] = Figures(norm, _extreme(low, min), _extreme(high, max), value)
+        found[name] = Figures(
+            norm,
+            np.min(low).item() if low else None,  # nan wins
+            np.max(high).item() if high else None,
+            value,
+        )
     return found
 
 
@@ -96,16 +104,6 @@ def _figures_of_block(array: Array) -> tuple[float, Number | None, Number | None
     if is_complex:
         return norm, None, None, value
     return norm, array.min().item(), array.max().item(), value
-
-
-def _extreme(
-    values: Sequence[Number], choose: Callable[[Sequence[Number]], Number]
-) -> Number | None:
-    """Return the least or greatest value; nan wins, as in numpy."""
-    for value in values:
-        if math.isnan(value):
-            return value
-    return choose(values) if values else None
 
 
 def as_json_number(value: complex) -> Number | list[Number | None] | None:
@@ -136,44 +134,15 @@ def show_figures(found: Figures, array: DistArray | SparseArray) -> str:
     return f"{norm}  min {found.least:.6g}  max {found.greatest:.6g}"
 
 
-@dataclass(frozen=True)
-class Totals:
-    """What all ranks together, and the busiest of them, moved and held, in bytes."""
+def totals(comm: Comm, measured: Sequence[Measured]) -> tuple[Measured, int]:
+    """Add up over all ranks what the last of several runs moved; the peak is that of the fullest.
 
-    moved: int
-    moved_most: int
-    peak: int
-    shuffled: int = 0  # by ranks that read files for each other
-    between: int = 0  # of what was moved: from node to node
-    spilled: int = 0  # written to the slow tier
-    spilled_planned: int = 0
-    fetched: int = 0  # copied from there
-    hidden: int = 0  # nanoseconds in which tensors moved while the same rank computed
-    shared: int = 0  # of what was moved: read in memory that the ranks of a node share
-    shared_planned: int = 0
-
-
-def totals(comm: Comm, measured: Sequence[Measured]) -> Totals:
-    """Add up over all ranks what the last of several runs moved and held.
-
-    Inputs are read in the first one only.
+    Inputs are read in the first one only. Return also the bytes that the busiest rank received.
     """
-    last = measured[-1]
-    own = (
-        last.received,
-        last.peak,
-        measured[0].shuffled,
-        last.between,
-        last.spilled,
-        last.spilled_planned,
-        last.fetched,
-        round(last.seconds_hidden * 1e9),
-        last.shared,
-        last.shared_planned,
-    )
-    texts = comm.allgather_text(" ".join(map(str, own)))
-    moved, peaks, *columns = zip(*(map(int, text.split()) for text in texts), strict=True)
-    return Totals(sum(moved), max(moved), max(peaks), *map(sum, columns))
+    own = replace(measured[-1], shuffled=measured[0].shuffled)
+    texts = comm.allgather_text(json.dumps(asdict(own), default=int))
+    of_ranks = [Measured(**json.loads(text)) for text in texts]
+    return reduce(Measured.plus, of_ranks), max(each.received for each in of_ranks)
 
 
 @dataclass(frozen=True)
@@ -271,24 +240,32 @@ class LoopReport:
         return found
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """The results of a run before they are stored, and what was measured."""
+
+    plan: Plan
+    outputs: Mapping[str, DistArray | SparseArray]
+    files: Mapping[str, Dataset]  # where inputs were found
+    measured: Sequence[Measured]  # in each repeat
+    planned_at: float  # when the first step could begin
+    work: str  # what computed, for people; on a GPU it names that
+    timeline: Timeline | None = None  # if the run was recorded
+    loops: Sequence[LoopReport] = ()
+    checkpoints: CheckpointFolder | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(FinishedRun):
     """All there is to say about a finished run."""
 
     job: Job
-    plan: Plan
-    totals: Totals
+    totals: Measured  # of all ranks
+    moved_most: int  # bytes that the busiest rank received
     seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
-    seconds_all: Sequence[float]  # of each repeat
-    outputs: Mapping[str, DistArray | SparseArray]
     figures: Mapping[str, Figures]
-    threads: str  # for people; on a GPU it names that
     thread_count: int  # of a rank
     startup: Startup
-    resumed_from: str | None = None  # the last vertex that an earlier run had done
-    checkpoints: int = 0
-    timeline: Timeline | None = None  # if the run was recorded
-    loops: Sequence[LoopReport] = ()
     sharing_problem: str = ""  # why ranks of a node could not share memory, if they tried
     date: str = field(default_factory=current_date)  # when the run ended
 
@@ -307,11 +284,13 @@ class Report:
     @property
     def seconds_hidden(self) -> float:
         """Seconds in which tensors moved while the rank computed, as a mean over the ranks."""
-        return self.totals.hidden / self.plan.mesh.ranks / 1e9
+        return self.totals.seconds_hidden / self.plan.mesh.ranks
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
         planned = self.planned
+        checkpoints = self.checkpoints
+        saved = None if checkpoints is None else checkpoints.saved
         data: dict[str, Any] = {
             "ranks": plan.ranks,
             "nodes": plan.nodes,
@@ -320,8 +299,8 @@ class Report:
             "digest": plan.digest,
             "flops": planned.operations,
             "bytes_predicted": planned.nbytes,
-            "bytes_moved": self.totals.moved,
-            "bytes_moved_max_rank": self.totals.moved_most,
+            "bytes_moved": self.totals.received,
+            "bytes_moved_max_rank": self.moved_most,
             "bytes_between_predicted": planned.between,
             "bytes_between": self.totals.between,
             "bytes_shared_predicted": self.totals.shared_planned,
@@ -334,8 +313,8 @@ class Report:
             "bytes_spilled": self.totals.spilled,
             "bytes_spilled_predicted": self.totals.spilled_planned,
             "bytes_fetched": self.totals.fetched,
-            "resumed_from": self.resumed_from,
-            "checkpoints": self.checkpoints,
+            "resumed_from": None if saved is None else saved.place,
+            "checkpoints": 0 if checkpoints is None else checkpoints.count,
             "seconds_predicted": planned.seconds,
             "seconds_hidden": self.seconds_hidden,
             "seconds": dict(self.seconds),
@@ -360,8 +339,8 @@ class Report:
                 data["loop"] = loop_data
             else:
                 data.setdefault("loops", []).append(loop_data)
-        if len(self.seconds_all) > 1:
-            data["seconds_all"] = list(self.seconds_all)
+        if len(self.measured) > 1:
+            data["seconds_all"] = [each.seconds for each in self.measured]
         return data
 
     def _outputs_json(self) -> dict[str, Any]:
@@ -388,7 +367,7 @@ class Report:
             lines.append(self._moved_line())
         if self.plan.nodes > 1:
             lines.append(self._between_nodes_line())
-        if self.totals.hidden:
+        if self.totals.seconds_hidden:
             hidden = show_seconds(self.seconds_hidden)
             lines.append(f"  each rank computed for {hidden} while its tensors moved")
         if self.totals.shared or self.totals.shared_planned:
@@ -417,18 +396,18 @@ class Report:
 
     def _time_line(self) -> str:
         phases = ["plan", "load", "run", "store"]
-        if self.checkpoints:
+        if self.checkpoints is not None and self.checkpoints.count:
             phases.insert(3, "checkpoint")
         parts = ", ".join(f"{name} {self.seconds[name]:.2f}" for name in phases)
         name = printable(self.job.title or self.job.source.name)
         ranks = counted(self.plan.ranks, "rank")
         total = self.seconds["total"]
-        return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.threads}"
+        return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.work}"
 
     def _moved_line(self) -> str:
-        moved = show_bytes(self.totals.moved)
-        against = _against_plan(self.totals.moved, self.planned.nbytes)
-        busiest = show_bytes(self.totals.moved_most)
+        moved = show_bytes(self.totals.received)
+        against = _against_plan(self.totals.received, self.planned.nbytes)
+        busiest = show_bytes(self.moved_most)
         peak = show_bytes(self.totals.peak)
         planned = show_bytes(self.peak_planned)
         return (
@@ -452,3 +431,65 @@ def a_step_text(once: Cost, a_step: Cost, seconds: str = "") -> str:
 
 def _against_plan(measured: int, planned: int) -> str:
     return "as planned" if measured == planned else f"planned {show_bytes(planned)}"
+
+
+# ---- metrics -------------------------------------------------------------------------------------
+#
+# The figures of a run as OpenMetrics: the text that Prometheus and its relatives read.
+
+
+# Tables of the JSON whose entries are told apart by a label, and the name of the label.
+_METRIC_LABELS = {
+    "seconds": "phase",
+    "sizes": "size",
+    "outputs": "output",
+    "vertices": "vertex",
+    "loops": "loop",
+    "history": "name",
+}
+_INFO_OF_A_RUN = ("title", "job", "strategy", "digest", "backend", "blas", "host")
+
+
+def metrics_text(data: Mapping[str, Any]) -> str:
+    """Return a gauge for every number of the JSON of a run; labels of one metric name the run."""
+    families: dict[str, list[str]] = {}
+    _collect_samples(families, "einmpi", {}, data)
+    info = {name: str(data[name]) for name in _INFO_OF_A_RUN}
+    lines = ["# HELP einmpi_run which run this was", "# TYPE einmpi_run info"]
+    lines.append(f"einmpi_run_info{_labels_text(info)} 1")
+    for name, samples in families.items():
+        words = name.removeprefix("einmpi_").replace("_", " ")
+        lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge", *samples]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _collect_samples(
+    families: dict[str, list[str]], name: str, labels: Mapping[str, str], value: object
+) -> None:
+    """Add the numbers of a value of the JSON; a metric has all of its samples in one place."""
+    if isinstance(value, (int, float)):
+        families.setdefault(name, []).append(f"{name}{_labels_text(labels)} {+value!r}")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            label = _METRIC_LABELS.get(key)
+            if label is None:
+                _collect_samples(families, f"{name}_{key}", labels, inner)
+                continue
+            entries = inner.items() if isinstance(inner, dict) else _numbered(inner)
+            for entry, each in entries:
+                # Of what a loop has recorded, its last value.
+                last = each[-1] if isinstance(each, list) and each else each
+                _collect_samples(families, f"{name}_{key}", {**labels, label: entry}, last)
+
+
+def _numbered(entries: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the entries of a list, each with its name or its number from 1."""
+    return [(each.get("name", str(number)), each) for number, each in enumerate(entries, 1)]
+
+
+def _labels_text(labels: Mapping[str, str]) -> str:
+    shown = []
+    for name, value in labels.items():
+        quoted = printable(value).replace("\\", "\\\\").replace('"', '\\"')
+        shown.append(f'{name}="{quoted}"')
+    return f"{{{','.join(shown)}}}" if shown else ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,22 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.text.summary import Row
 from einmpi.report.record import (
     Done,
-    OwnSpans,
-    Record,
     Recorder,
     Span,
     Timeline,
     TransferTime,
-    gather_records,
+    gather_spans,
+    spans_of,
     timeline_of,
 )
 from einmpi.schedule.steps import Step
 from einmpi.units import show_count
 
+_TIMED_KINDS = ("kernel", "repeat", "exchange", "reduce")
 MAX_ROWS = 20  # vertices that have a row of their own: those that took longest
 
 
-@dataclass(frozen=True)
+@dataclass
 class VertexTimes:
     """Seconds as means over the ranks that have steps; operations and bytes as sums."""
 
@@ -64,60 +65,43 @@ class VertexTimes:
         return data
 
 
-@dataclass
-class _Sums:
-    """What all spans of a tensor add up to."""
-
-    kernel: dict[int, float] = field(default_factory=dict)  # seconds of each rank
-    communication: float = 0.0
-    waiting: float = 0.0
-    hidden: float = 0.0
-    operations: int = 0
-    nbytes: int = 0
-
-    def add(self, span: Span, waited: float) -> None:
-        """Add a span, in which its rank waited for the last one of its group.
-
-        Of a transfer in the background, this is how long the rank waited for the transfer itself.
-        """
-        took = span.end - span.start
-        if span.background:
-            self.hidden += took - waited
-            self.communication += waited
-            self.nbytes += span.nbytes
-        elif span.kind in ("kernel", "repeat"):
-            self.kernel[span.rank] = self.kernel.get(span.rank, 0.0) + took
-            self.operations += span.operations
-            self.nbytes += span.nbytes
-        else:
-            self.waiting += waited
-            self.communication += took - waited
-            self.nbytes += span.nbytes
-
-    def times(self, name: str, ranks: int) -> VertexTimes:
-        return VertexTimes(
-            name,
-            kernel=sum(self.kernel.values()) / ranks,
-            slowest_kernel=max(self.kernel.values(), default=0.0),
-            communication=self.communication / ranks,
-            waiting=self.waiting / ranks,
-            operations=self.operations,
-            nbytes=self.nbytes,
-            hidden=self.hidden / ranks,
-        )
-
-
 def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes, ...]:
     """Return the times of every tensor that was computed or moved, in the order of `names`."""
-    sums: dict[str, _Sums] = {}
+    found: dict[str, VertexTimes] = {}
+    kernels: dict[tuple[str, int], float] = defaultdict(float)  # of a tensor on a rank
     for span, waited in zip(timeline.spans, _waits(timeline), strict=True):
-        if span.kind in ("kernel", "repeat", "exchange", "reduce"):
-            sums.setdefault(span.vertex, _Sums()).add(span, waited)
+        if span.kind not in _TIMED_KINDS:
+            continue
+        times = found.setdefault(span.vertex, VertexTimes(span.vertex))
+        times.operations += span.operations
+        times.nbytes += span.nbytes
+        took = span.end - span.start
+        if span.background:  # the rank waited for the transfer itself
+            times.hidden += took - waited
+            times.communication += waited
+        elif span.kind in ("kernel", "repeat"):
+            times.kernel += took
+            kernels[span.vertex, span.rank] += took
+        else:
+            times.communication += took - waited
+            times.waiting += waited
+    for (name, _), seconds in kernels.items():
+        found[name].slowest_kernel = max(found[name].slowest_kernel, seconds)
     busy_ranks = len({span.rank for span in timeline.spans})
-    known = set(names)
-    order = [name for name in names if name in sums]
-    order += [name for name in sums if name not in known]
-    return tuple(sums[name].times(name, busy_ranks) for name in order)
+    for times in found.values():
+        times.kernel /= busy_ranks
+        times.communication /= busy_ranks
+        times.waiting /= busy_ranks
+        times.hidden /= busy_ranks
+    order = [name for name in names if name in found]
+    return tuple(found[name] for name in dict.fromkeys([*order, *found]))
+
+
+def total(name: str, vertices: Iterable[VertexTimes]) -> VertexTimes:
+    """Return the sums of several vertices, under a name."""
+    columns = zip(*(astuple(vertex)[1:] for vertex in vertices), strict=True)
+    sums: list[Any] = [None if None in column else sum(column) for column in columns]
+    return VertexTimes(name, *sums)
 
 
 def _waits(timeline: Timeline) -> list[float]:
@@ -155,9 +139,9 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     shown = order[:count]
     others = order[count:]
     if others:
-        shown.append(_total(f"{len(others)} others", others))
+        shown.append(total(f"{len(others)} others", others))
     if len(order) > 1:
-        shown.append(_total("in all", order))
+        shown.append(total("in all", order))
     heads: Row = ("vertex", "computing s", "moving s", "waiting s", "GFLOP/s", "GB/s", "imbalance")
     has_hidden = any(vertex.hidden for vertex in shown)
     if has_hidden:
@@ -165,27 +149,6 @@ def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
     if any(vertex.words is not None for vertex in shown):
         heads += ("words",)
     return [heads, *(_row(vertex, has_hidden) for vertex in shown)]
-
-
-def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
-    first, *others = vertices
-    total = replace(first, name=name)
-    for vertex in others:
-        words = None
-        if total.words is not None:
-            words = total.words + (vertex.words or 0)
-        total = VertexTimes(
-            name,
-            total.kernel + vertex.kernel,
-            total.slowest_kernel + vertex.slowest_kernel,
-            total.communication + vertex.communication,
-            total.waiting + vertex.waiting,
-            total.operations + vertex.operations,
-            total.nbytes + vertex.nbytes,
-            words,
-            total.hidden + vertex.hidden,
-        )
-    return total
 
 
 def _row(vertex: VertexTimes, has_hidden: bool) -> Row:
@@ -225,7 +188,7 @@ LAST_STEPS_TRACED = 3  # without a choice: the first step of a loop, and so many
 class LoopRecord:
     """What was recorded of a loop, on rank 0."""
 
-    records: Sequence[Record]  # of each rank: the traced steps, on the clock of rank 0
+    spans: Sequence[Sequence[Span]]  # of each rank: the traced steps, on the clock of rank 0
     traced: tuple[int, ...]  # the numbers of these steps
     times: tuple[VertexTimes, ...]  # of all steps
 
@@ -272,35 +235,33 @@ class LoopRecorder(Recorder):
         traced = self.selected
         if not traced and self.first is not None:
             traced = [self.first, *self.last]
-        own = OwnSpans()
+        rank = self.comm.rank
+        own = []
         for number, done in traced:
-            own.add(done, f"{self.name}step {number}")
-        sums = OwnSpans()
+            own += spans_of(done, rank, f"{self.name}step {number}")
+        sums = []
         if self.first is not None:
             zeros = np.zeros(len(self.seconds))
             transfers = list(self.transfer_seconds.values())
             summed = Done(self.first[1].steps, zeros, self.seconds, transfers)
-            sums.add(summed, repeats=self.steps_done)
-        records = self.gathered(own)
-        all_sums = gather_records(self.comm, sums.record())
-        if self.comm.rank > 0:
+            sums = spans_of(summed, rank, repeats=self.steps_done)
+        spans = self.gathered(own)
+        all_sums = gather_spans(self.comm, sums)
+        if rank > 0:
             return None
         numbers = tuple(number for number, _ in traced)
-        steady = timeline_of([[record] for record in records])
+        steady = timeline_of(spans)
         if len(numbers) > 1:  # the first step prepares what later ones only call
             first = f"{self.name}step {numbers[0]}"
-            spans = tuple(span for span in steady.spans if span.during != first)
-            steady = replace(steady, spans=spans)
-        all_steps = timeline_of([[record] for record in all_sums])
-        return LoopRecord(records, numbers, _times_of_loop(all_steps, steady, graph))
+            later = tuple(span for span in steady.spans if span.during != first)
+            steady = replace(steady, spans=later)
+        return LoopRecord(spans, numbers, _times_of_loop(timeline_of(all_sums), steady, graph))
 
 
 def loops_timeline(loops: Sequence[LoopRecord]) -> Timeline:
     """Return the traced steps of loops that followed one another, on one clock."""
-    records_by_rank = []
-    for rank in range(len(loops[0].records)):
-        records_by_rank.append([loop.records[rank] for loop in loops])
-    return timeline_of(records_by_rank)
+    by_rank = zip(*(loop.spans for loop in loops), strict=True)
+    return timeline_of([[*itertools.chain.from_iterable(own)] for own in by_rank])
 
 
 def _times_of_loop(

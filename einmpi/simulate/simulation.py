@@ -16,7 +16,7 @@ from einmpi.comm.base import spread_over_nodes
 from einmpi.planner.machine import Machine, Prices
 from einmpi.planner.plan import Plan
 from einmpi.process.signals import on_abort
-from einmpi.report.record import Done, OwnSpans, Record, Timeline, timeline_of
+from einmpi.report.record import Done, Span, Timeline, spans_of, timeline_of
 from einmpi.simulate.classes import classes_of, traces_of
 from einmpi.simulate.cluster import Network
 from einmpi.simulate.dry_run import TraceComm
@@ -38,17 +38,15 @@ class StepTimes:
     """Collects the steps of all ranks before a replay, and the times of their actions in it."""
 
     def __init__(self) -> None:
-        # Spans whose times are still numbers of actions.
-        self.records: list[Record] = []
+        self.spans: list[list[Span]] = []  # of each rank; times are still numbers of actions
         self.ends: list[array[float]] = []  # of each rank: when it has done so many actions
 
     def add_rank(self, trace: TraceComm) -> None:
         """Note the steps of the next rank."""
         lines = [number for number, _ in trace.steps]
         borders = np.array([*lines, len(trace.lines) - 1], float) - _LINES_BEFORE
-        own = OwnSpans()
-        own.add(Done([step for _, step in trace.steps], borders[:-1], borders[1:], ()))
-        self.records.append(own.record())
+        done = Done([step for _, step in trace.steps], borders[:-1], borders[1:], ())
+        self.spans.append(spans_of(done, len(self.spans)))
         self.ends.append(array("d", [0.0]))
 
     def on_action(self, rank: int, end: float) -> None:
@@ -57,9 +55,13 @@ class StepTimes:
 
     def timeline(self) -> Timeline:
         """Return the timeline, after the replay."""
-        for record, ends in zip(self.records, self.ends, strict=True):
-            record.times = np.array(ends)[record.times.astype(np.intp)]
-        return timeline_of([[record] for record in self.records])
+        found = []
+        for spans, ends in zip(self.spans, self.ends, strict=True):
+            moved = []
+            for span in spans:
+                moved.append(span._replace(start=ends[int(span.start)], end=ends[int(span.end)]))
+            found.append(moved)
+        return timeline_of(found)
 
 
 SIMGRID = "SimGrid"

@@ -14,7 +14,7 @@ import numpy as np
 
 from einmpi.graph.einsum import element_text
 from einmpi.job.job import program_job
-from einmpi.language.syntax import PYTHON_PARSER
+from einmpi.language.syntax import PYTHON_PARSER, entries
 
 Index: TypeAlias = list[ast.expr]
 _CONSTANTS = ("inf", "nan", "pi")
@@ -37,12 +37,11 @@ class Definition:
     @property
     def keeps_labels(self) -> bool:
         """Whether labels in brackets are labels of the result too, as those of a scan are."""
-        brackets = [node.func for node in ast.walk(self.body) if isinstance(node, ast.Call)]
-        for bracket in brackets:
-            for entry in entries_of(bracket) if isinstance(bracket, ast.Subscript) else ():
-                if isinstance(entry, ast.Name) and entry.id in self.labels:
-                    return True
-        return False
+        return any(
+            isinstance(entry, ast.Name) and entry.id in self.labels
+            for node in ast.walk(self.body)
+            for entry in _brackets(node)
+        )
 
     @property
     def is_view(self) -> bool:
@@ -78,7 +77,7 @@ class Definition:
         """Yield what indexes an operand."""
         for node in ast.walk(self.body):
             if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == operand:
-                yield from entries_of(node)
+                yield from entries(node.slice)
 
     @property
     def is_aggregate(self) -> bool:
@@ -97,44 +96,44 @@ def definition_of(text: str, kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> 
     labels: list[str] = []
     header = None
     (target,) = statement.targets
-    if isinstance(target, ast.Subscript):
-        for entry in entries_of(target):
-            label, extent = _with_extent(entry)
-            if isinstance(label, ast.Name) and label.id not in shapes:
-                labels.append(label.id)
-                if extent is not None:
-                    extents[label.id] = extent
-            else:
+    for entry in entries(target.slice) if isinstance(target, ast.Subscript) else ():
+        match entry:
+            case ast.Name(id=label) | ast.Slice(lower=ast.Name(id=label)) if label not in shapes:
+                labels.append(label)
+                _note_extent(entry, extents)
+            case _:
                 header = target
     for node in ast.walk(statement):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-            for entry in entries_of(node.func):
-                label, extent = _with_extent(entry)
-                if isinstance(label, ast.Name) and extent is not None:
-                    extents[label.id] = extent
-        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-            shape = shapes.get(node.value.id, ())
-            for entry, size in zip(entries_of(node), shape, strict=False):
-                if isinstance(entry, ast.Name) and entry.id not in shapes:
-                    extents[entry.id] = size
+        for entry in _brackets(node):
+            _note_extent(entry, extents)
+        match node:
+            case ast.Subscript(value=ast.Name(id=name), slice=index):
+                for entry, size in zip(entries(index), shapes.get(name, ()), strict=False):
+                    if isinstance(entry, ast.Name) and entry.id not in shapes:
+                        extents[entry.id] = size
     names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
     occurrences = {name: names.count(name) for name in shapes}
     return Definition(tuple(labels), statement.value, extents, occurrences, header)
 
 
-def entries_of(node: ast.Subscript) -> list[ast.expr]:
-    """Return what is in the brackets."""
-    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+def _brackets(node: ast.AST) -> list[ast.expr]:
+    """Return what is in the brackets of a call such as sum[k](…); nothing for all other nodes."""
+    match node:
+        case ast.Call(func=ast.Subscript(slice=index)):
+            return entries(index)
+    return []
 
 
-def _with_extent(entry: ast.expr) -> tuple[ast.expr, int | None]:
-    """Return a label or an index, and the extent that is written after it."""
-    if not isinstance(entry, ast.Slice):
-        return entry, None
-    assert entry.lower is not None and isinstance(entry.upper, ast.Constant)
-    extent = entry.upper.value
-    assert isinstance(extent, int)
-    return entry.lower, extent
+def _note_extent(entry: ast.expr, extents: dict[str, int]) -> None:
+    """Note the extent that is written after a label."""
+    match entry:
+        case ast.Slice(lower=ast.Name(id=label), upper=ast.Constant(value=int(extent))):
+            extents[label] = extent
+
+
+def _joined(parts: list[ast.expr]) -> ast.expr:
+    """Return what is between brackets, given its parts."""
+    return ast.Tuple(parts) if len(parts) > 1 else parts[0]
 
 
 # ---- tensors -------------------------------------------------------------------------------------
@@ -308,17 +307,17 @@ class Writer:
                 name = own[label]
                 assert isinstance(name, ast.Name)
                 self.extents[name.id] = size
-        entries = list(own.values())
+        index = list(own.values())
         body = self._written(node, own)  # adds the labels that are aggregated
         if definition.header is not None:
-            entries = entries_of(_Substitution(self, node, own).visit(definition.header))
-        self._note_bare_labels([body, *entries])
+            index = entries(_Substitution(self, node, own).visit(definition.header).slice)
+        self._note_bare_labels([body, *index])
         parts: list[str] = []
-        for entry in entries:
+        for entry in index:
             text = ast.unparse(entry)
             parts.append(self._with_extent(text) if isinstance(entry, ast.Name) else text)
         header = ", ".join(parts)
-        kept = {entry.id for entry in entries if isinstance(entry, ast.Name)}
+        kept = {entry.id for entry in index if isinstance(entry, ast.Name)}
         text = ast.unparse(_WithExtents(self, kept).visit(body))
         target = f"{self.names[node]}[{header}]" if header else self.names[node]
         return f"{target} = {text}"
@@ -328,11 +327,10 @@ class Writer:
         self.bare = set()
         for expression in expressions:
             for node in ast.walk(expression):
-                if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):
-                    continue
-                if node.value.id in self.taken:
-                    entries = entries_of(node)
-                    self.bare.update(each.id for each in entries if isinstance(each, ast.Name))
+                match node:
+                    case ast.Subscript(value=ast.Name(id=name), slice=index) if name in self.taken:
+                        names = [each for each in entries(index) if isinstance(each, ast.Name)]
+                        self.bare.update(each.id for each in names)
 
     def _free_labels(self) -> Iterator[str]:
         for number in range(10**6):
@@ -352,16 +350,14 @@ class Writer:
     def element(self, node: Node, index: Index) -> ast.expr:
         """Return an element of a tensor: by its name, or as the expression that it is."""
         if node in self.names:
-            entries: list[ast.expr] = []
+            written: list[ast.expr] = []
             for entry, size in zip(index, node.shape, strict=True):
                 if isinstance(entry, ast.Name) and self.extents.get(entry.id, size) != size:
                     # A label alone has the extent of the dimension.
                     entry = ast.BinOp(entry, ast.Add(), ast.Constant(0))
-                entries.append(entry)
+                written.append(entry)
             name = ast.Name(self.names[node])
-            if not entries:
-                return name
-            return ast.Subscript(name, ast.Tuple(entries) if len(entries) > 1 else entries[0])
+            return ast.Subscript(name, _joined(written)) if written else name
         assert node.definition is not None
         return self._written(node, dict(zip(node.definition.labels, index, strict=True)))
 
@@ -408,7 +404,7 @@ class _Substitution(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         assert isinstance(node.value, ast.Name)
-        index = [self.visit(each) for each in entries_of(node)]
+        index = [self.visit(each) for each in entries(node.slice)]
         if node.value.id not in self.operands:  # the name of a scattered result
             return ast.Subscript(node.value, ast.Tuple(index))
         return self.writer.element(self.operands[node.value.id], index)
@@ -435,12 +431,13 @@ class _Substitution(ast.NodeTransformer):
 
 def _shift(node: ast.expr) -> tuple[ast.expr, int]:
     """Return an expression without the integer that is added to it, and that integer."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add | ast.Sub):
-        return node, 0
-    if not isinstance(node.right, ast.Constant) or type(node.right.value) is not int:
-        return node, 0
-    base, number = _shift(node.left)
-    return base, number + (node.right.value if isinstance(node.op, ast.Add) else -node.right.value)
+    match node:
+        case ast.BinOp(
+            left=left, op=ast.Add() | ast.Sub() as op, right=ast.Constant(value=int(value))
+        ):
+            base, number = _shift(left)
+            return base, number + (value if isinstance(op, ast.Add) else -value)
+    return node, 0
 
 
 class _WithExtents(ast.NodeTransformer):
@@ -452,12 +449,12 @@ class _WithExtents(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         if isinstance(node.func, ast.Subscript):
-            entries: list[ast.expr] = []
-            for entry in entries_of(node.func):
+            written: list[ast.expr] = []
+            for entry in entries(node.func.slice):
                 # One that is used in several places has its extent already.
                 if isinstance(entry, ast.Name) and entry.id not in self.without_extent:
                     entry = ast.Slice(entry, ast.Constant(self.writer.extents[entry.id]))
-                entries.append(entry)
-            node.func.slice = ast.Tuple(entries) if len(entries) > 1 else entries[0]
+                written.append(entry)
+            node.func.slice = _joined(written)
         node.args = [self.visit(each) for each in node.args]
         return node

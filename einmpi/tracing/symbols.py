@@ -419,29 +419,31 @@ def _texts() -> dict[Any, str]:
     return found
 
 
+_NOT_OPERATIONS = """
+where        where({0}, {1}, {2})
+round        round({0})
+real         real({0})
+imag         imag({0})
+power        ({0} ** {1})
+float_power  (float64({0}) ** float64({1}))
+square       ({0} ** 2)
+reciprocal   (1 / {0})
+positive     {0}
+fabs         abs({0})
+floor        floor({0})
+ceil         ceil({0})
+rint         round({0})
+trunc        where({0} < 0, ceil({0}), floor({0}))
+arctan       arctan2({0}, 1)
+exp2         (2.0 ** {0})
+logical_and  (({0} != 0) & ({1} != 0))
+logical_or   (({0} != 0) | ({1} != 0))
+logical_xor  (({0} != 0) != ({1} != 0))
+logical_not  ({0} == 0)
+isinf        (abs({0}) == inf)
+"""
 # How the language writes functions of numpy.
-TEXTS: dict[Any, str] = {
-    **_texts(),
-    copied: "{0}",
-    np.where: "where({0}, {1}, {2})",
-    np.round: "round({0})",
-    np.real: "real({0})",
-    np.imag: "imag({0})",
-    np.power: "({0} ** {1})",
-    np.float_power: "(float64({0}) ** float64({1}))",
-    np.square: "({0} ** 2)",
-    np.reciprocal: "(1 / {0})",
-    np.positive: "{0}",
-    np.fabs: "abs({0})",
-    np.floor: "floor({0})",
-    np.ceil: "ceil({0})",
-    np.rint: "round({0})",
-    np.trunc: "where({0} < 0, ceil({0}), floor({0}))",
-    np.arctan: "arctan2({0}, 1)",
-    np.exp2: "(2.0 ** {0})",
-    np.logical_and: "(({0} != 0) & ({1} != 0))",
-    np.logical_or: "(({0} != 0) | ({1} != 0))",
-    np.logical_xor: "(({0} != 0) != ({1} != 0))",
-    np.logical_not: "({0} == 0)",
-    np.isinf: "(abs({0}) == inf)",
-}
+TEXTS: dict[Any, str] = {**_texts(), copied: "{0}"}
+for _row in _NOT_OPERATIONS.strip().splitlines():
+    _name, _written = _row.split(maxsplit=1)
+    TEXTS[getattr(np, _name)] = _written

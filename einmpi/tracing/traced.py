@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from einmpi.comm.base import Comm
 from einmpi.errors import InputError
 from einmpi.files.atomic import replace_file
 from einmpi.job.job import Job, options_of, program_job, with_settings
-from einmpi.job.job_file import parameter
+from einmpi.job.job_file import job_text, parameter
 from einmpi.language.macros import is_reserved
 from einmpi.late import late
 from einmpi.tracing.functions import Call
@@ -297,29 +296,23 @@ class Traced:
         elsewhere are written to files beside it.
         """
         job = self.job
-        lines = ['program = """', job.source.text, '"""', "", "[inputs]"]
         stem = os.path.splitext(os.fspath(path))[0]
         written: dict[str, Any] = {}  # arrays by file
+        inputs: dict[str, Any] = {}
         for vertex in job.graph.inputs:
             value = self.trace.constants.get(vertex.name)
             if value is not None:
                 file = f"{stem}_{vertex.name}.npy"
                 written[file] = value.gather() if isinstance(value, DistArray) else value
-                name = json.dumps(os.path.basename(file), ensure_ascii=False)
-                lines.append(f"{vertex.name} = {{ file = {name} }}")
-                continue
-            if vertex.name in self.parameters:
-                continue
-            kind = "normal" if np.dtype(vertex.dtype).kind in "fc" else "zeros"
-            lines.append(
-                f"{vertex.name} = {{ shape = {list(vertex.bound)}, "
-                f'dtype = "{vertex.dtype}", random = "{kind}" }}'
-            )
-        if self.parameters:
-            lines += ["", "[parameters]"]
-            for name, value in self.parameters.items():
-                text = json.dumps(str(value).strip("()")) if isinstance(value, complex) else value
-                lines.append(f"{name} = {text}")
+                inputs[vertex.name] = os.path.basename(file)
+            elif vertex.name not in self.parameters:
+                kind = "normal" if np.dtype(vertex.dtype).kind in "fc" else "zeros"
+                given = {"shape": vertex.bound, "dtype": vertex.dtype, "random": kind}
+                inputs[vertex.name] = given
+        numbers = {}
+        for name, number in self.parameters.items():
+            numbers[name] = str(number).strip("()") if isinstance(number, complex) else number
+        text = job_text({}, job.source.text, {"inputs": inputs, "parameters": numbers})
 
         def write() -> None:
             if self.comm.rank == 0:
@@ -327,6 +320,6 @@ class Traced:
                     buffer = io.BytesIO()
                     np.save(buffer, array)
                     replace_file(file, [buffer.getvalue()])
-                replace_file(path, ["\n".join([*lines, ""]).encode()])
+                replace_file(path, [text.encode()])
 
         together(self.comm, write)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import element_text
@@ -153,26 +153,37 @@ class _Rounding:
         """Return a statement that reads its operands in the precision in which it computes."""
         if isinstance(item, Declaration):
             return written_statement(item)
-        reader = _NarrowReads(self) if item.name in self.narrow else _WideReads(self)
-        return written_statement(item, reader.visit(_copied(item.value)))
+        read = self.read_narrow if item.name in self.narrow else self.read_wide
+        return written_statement(item, _Reads(read).visit(_copied(item.value)))
 
     def rounded_whole(self, item: Statement | Declaration) -> str:
         """Return a statement whose result is rounded in the end."""
         assert isinstance(item, Statement)
-        value = _NarrowReads(self).visit(_copied(item.value))
+        value = _Reads(self.read_narrow).visit(_copied(item.value))
         return written_statement(item, _cast(self.precision, value))
 
+    def read_narrow(self, node: Any, name: str) -> ast.expr:
+        """Return what reads a tensor in half precision: its element, or a number."""
+        if name in self.inputs:
+            self.read[name] = None
+            node.value = ast.Name(self.inputs[name], ast.Load())
+        return _cast(self.precision, node) if name in self.wide else node
 
-class _Reads(ABC, ast.NodeTransformer):
-    """Changes how an expression reads elements of tensors."""
+    def read_wide(self, node: Any, name: str) -> ast.expr:
+        """Return what reads a tensor in the precision that it had before it was rounded."""
+        return _cast(self.graph[name].dtype, node) if name in self.narrow else node
 
-    def __init__(self, rounding: _Rounding) -> None:
-        self.rounding = rounding
+
+class _Reads(ast.NodeTransformer):
+    """Changes how an expression reads tensors: `read` returns what takes the place of each."""
+
+    def __init__(self, read: Callable[[Any, str], ast.expr]) -> None:
+        self.read = read
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         node.slice = _visited_index(self, node.slice)
         if isinstance(node.value, ast.Name):
-            return self.read_element(node, node.value.id)
+            return self.read(node, node.value.id)
         node.value = self.visit(node.value)
         return node
 
@@ -181,38 +192,8 @@ class _Reads(ABC, ast.NodeTransformer):
             self.generic_visit(node)
         return node
 
-    @abstractmethod
-    def read_element(self, node: ast.Subscript, name: str) -> ast.expr:
-        """Return what takes the place of an element of a tensor."""
-
-
-class _NarrowReads(_Reads):
-    """Makes an expression read all tensors in half precision."""
-
-    def read_element(self, node: ast.Subscript, name: str) -> ast.expr:
-        rounded_name = self.rounding.inputs.get(name)
-        if rounded_name is None:
-            return self._rounded(node, name)
-        self.rounding.read[name] = None
-        node.value = ast.Name(rounded_name, ast.Load())
-        return node
-
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self._rounded(node, node.id)
-
-    def _rounded(self, node: ast.expr, name: str) -> ast.expr:
-        if name in self.rounding.wide:
-            return _cast(self.rounding.precision, node)
-        return node
-
-
-class _WideReads(_Reads):
-    """Makes an expression read rounded tensors in the precision that they had."""
-
-    def read_element(self, node: ast.Subscript, name: str) -> ast.expr:
-        if name in self.rounding.narrow:
-            return _cast(self.rounding.graph[name].dtype, node)
-        return node
+        return self.read(node, node.id)
 
 
 def _is_gradient(node: ast.Call) -> bool:
@@ -222,14 +203,11 @@ def _is_gradient(node: ast.Call) -> bool:
 
 def _visited_index(visitor: ast.NodeTransformer, index: ast.expr) -> ast.expr:
     """Return what is in brackets, with tensors changed that an index reads; labels stay."""
-    found = []
+    found: list[ast.expr] = []
     for entry in entries(index):
         is_label = isinstance(entry, ast.Name)
         found.append(entry if is_label else visitor.visit(entry))
-    if len(found) == 1:
-        single: ast.expr = found[0]
-        return single
-    return ast.Tuple(found, ast.Load())
+    return found[0] if len(found) == 1 else ast.Tuple(found, ast.Load())
 
 
 def _cast(dtype: str, node: ast.expr) -> ast.expr:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import inf, isfinite
+from pathlib import Path
 from typing import Any
 
 from einmpi.errors import InputError, nearest_of, one_of
@@ -13,7 +15,7 @@ from einmpi.language.toml_document import Place, check_count, show
 
 # ---- optimizers ----------------------------------------------------------------------------------
 #
-# The optimisers: for each a record with its options, its state and its statements.
+# The optimisers: for each a record with its options, its state and its statements, from a file.
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Optimizer:
         For tensors of both kinds that do not have the labels of the parameter, those that they
         have: "… row" are the labels before the matrix, and that of its rows.
     vectors : Optimizer or None
-        What parameters with fewer than two dimensions change by, if it is not this.
+        What parameters with fewer than two dimensions change by, if it is not this: in a file the
+        name of another, or a table of what is different.
     decay : float
         The decay of weights if none is given.
     is_decoupled : bool
@@ -98,184 +101,25 @@ class Optimizer:
         return self.vectors if self.vectors is not None and dimensions < 2 else self
 
 
-_ADAM_OPTIONS = {
-    "beta1": Option(0.9, "how much of the mean of gradients is kept", end=1.0),
-    "beta2": Option(0.999, "how much of the mean of their squares is kept", end=1.0),
-    "eps": Option(1e-8, "what is added to the root of that mean"),
-}
-_ADAM = Optimizer(
-    name="adam",
-    meaning="Adam; decay is added to the gradient",
-    rate=1e-3,
-    options=_ADAM_OPTIONS,
-    numbers={
-        "size": "{rate} / (1 - {beta1}**{count})",
-        "root": "sqrt(1 - {beta2}**{count})",
-    },
-    state={
-        "m": "{beta1} * {m} + (1 - {beta1}) * {g}",
-        "v": "{beta2} * {v} + (1 - {beta2}) * {g}**2",
-    },
-    update="{kept} - {size} * {m_next} / (sqrt({v_next}) / {root} + {eps})",
-)
-_ADAMW = replace(
-    _ADAM,
-    name="adamw",
-    meaning="Adam; weights decay on their own",
-    decay=0.01,
-    is_decoupled=True,
-)
-_WITH_MOMENTUM = Optimizer(
-    name="momentum",
-    meaning="gradient descent with momentum",
-    rate=1e-3,
-    options={"momentum": Option(0.9, "how much of the last step is taken again", end=1.0)},
-    state={"m": "{momentum} * {m} + {g}"},
-    update="{kept} - {rate} * {m_next}",
-    is_linear=True,
-)
-
-# Adafactor of vectors, which has the mean of squares of every element.
-_ADAFACTOR = Optimizer(
-    name="adafactor",
-    meaning="steps relative to the norm of the parameter; of a matrix, only means of squares of "
-    "rows and columns are kept",
-    rate=1e-2,
-    options={
-        "beta2_decay": Option(-0.8, "the power of t that new squares count with", -1.0, 0.0),
-        "eps": Option(1e-3, "the least norm of a parameter, by the root of its elements"),
-        "threshold": Option(1.0, "the greatest norm of a step, likewise", least=1e-30),
-    },
-    numbers={
-        "weight": "{count}**({beta2_decay})",
-        "limit": "minimum({rate}, 1 / sqrt({count}))",
-    },
-    state={"v": "{v} + {weight} * ({g}**2 - {v})"},
-    between={
-        "u": "{g} / sqrt(maximum({v_next}, {machine}**2))",
-        "size": "{limit} * maximum({eps}, sqrt({sum}({W}**2) / {elements}))"
-        " / maximum(1, sqrt({sum}({u}**2) / {elements}) / {threshold})",
-    },
-    labels={"size": ""},
-    update="{kept} - {size} * {u}",
-    is_decoupled=True,
-)
-
-
-def _newton_schulz(start: str, steps: int) -> dict[str, str]:
-    """Return tensors o1, o2, …: the matrix with singular values that come close to 1."""
-    found = {}
-    last = start
-    for k in range(1, steps + 1):
-        found[f"a{k}"] = f"sum[{{long}}]({{{last}}} * {{{last}:short=other}})"
-        squared = f"sum[{{third}}]({{a{k}:other=third}} * {{a{k}:short=third}})"
-        found[f"b{k}"] = f"-4.775 * {{a{k}}} + 2.0315 * {squared}"
-        product = f"sum[{{other}}]({{b{k}}} * {{{last}:short=other}})"
-        found[f"o{k}"] = f"3.4445 * {{{last}}} + {product}"
-        last = f"o{k}"
+@cache
+def optimizers() -> dict[str, Optimizer]:
+    """Return the optimisers, by name. The file is read when it is first needed."""
+    text = Path(__file__).with_name("optimizers.toml").read_text(encoding="utf-8")
+    found: dict[str, Optimizer] = {}
+    for name, table in tomllib.loads(text).items():
+        if "options" in table:
+            table["options"] = {key: Option(**each) for key, each in table["options"].items()}
+        vectors = table.pop("vectors", None)
+        if "like" in table:
+            record = replace(found[table.pop("like")], name=name, **table)
+        else:
+            record = Optimizer(name, **table)
+        if isinstance(vectors, str):
+            record = replace(record, vectors=found[vectors])
+        elif vectors is not None:
+            record = replace(record, vectors=replace(record, **vectors))
+        found[name] = record
     return found
-
-
-_ITERATION = _newton_schulz("o0", 5)
-
-_RECORDS = (
-    Optimizer(
-        name="sgd",
-        meaning="gradient descent",
-        rate=1e-3,
-        update="{kept} - {rate} * {g}",
-        is_linear=True,
-    ),
-    _WITH_MOMENTUM,
-    replace(
-        _WITH_MOMENTUM,
-        name="nesterov",
-        meaning="gradient descent with Nesterov's momentum",
-        update="{kept} - {rate} * ({g} + {momentum} * {m_next})",
-    ),
-    _ADAM,
-    _ADAMW,
-    Optimizer(
-        name="adagrad",
-        meaning="each element has a rate of its own, which falls with its gradients",
-        rate=1e-2,
-        options={
-            "rate_decay": Option(0.0, "how fast the rate falls with the number of updates"),
-            "initial": Option(0.0, "what the sum of squares starts from"),
-            "eps": Option(1e-10, "what is added to the root of the sum of squares"),
-        },
-        numbers={"size": "{rate} / (1 + ({count} - 1) * {rate_decay})"},
-        state={"v": "{v} + {g}**2"},
-        update="{kept} - {size} * {g} / (sqrt({initial} + {v_next}) + {eps})",
-    ),
-    Optimizer(
-        name="lion",
-        meaning="steps of one size, in the direction of the mean gradient's signs",
-        rate=1e-4,
-        options={
-            "beta1": Option(0.9, "how much the mean counts against the gradient", end=1.0),
-            "beta2": Option(0.99, "how much of the mean of gradients is kept", end=1.0),
-        },
-        state={"m": "{beta2} * {m} + (1 - {beta2}) * {g}"},
-        update="{kept} - {rate} * sign({beta1} * {m} + (1 - {beta1}) * {g})",
-        is_decoupled=True,
-    ),
-    Optimizer(
-        name="rmsprop",
-        meaning="gradients relative to the root of the mean of their squares",
-        rate=1e-2,
-        options={
-            "alpha": Option(0.99, "how much of the mean of squares is kept", end=1.0),
-            "eps": Option(1e-8, "what is added to the root of that mean"),
-        },
-        state={"v": "{alpha} * {v} + (1 - {alpha}) * {g}**2"},
-        update="{kept} - {rate} * {g} / (sqrt({v_next}) + {eps})",
-    ),
-    replace(
-        _ADAFACTOR,
-        vectors=_ADAFACTOR,
-        state={
-            "r": "{r} + {weight} * (mean[{column}]({g}**2) - {r})",
-            "c": "{c} + {weight} * (mean[{row}]({g}**2) - {c})",
-        },
-        between={
-            "n": "maximum(mean[{row}]({r_next}), {machine})",
-            "u": "{g} / sqrt(maximum({r_next} * {c_next} / {n}, {machine}**2))",
-            "size": _ADAFACTOR.between["size"],
-        },
-        labels={"r": "… row", "c": "… column", "n": "…", "size": ""},
-    ),
-    Optimizer(
-        name="muon",
-        meaning="the momentum of a matrix with all its singular values made about 1; adamw for "
-        "parameters with fewer dimensions",
-        rate=1e-3,
-        options={
-            "momentum": Option(0.95, "how much of the mean of gradients is kept", end=1.0),
-            **_ADAM_OPTIONS,
-        },
-        state={"m": "{momentum} * {m} + (1 - {momentum}) * {g}"},
-        between={
-            "d": "(1 - {momentum}) * {g} + {momentum} * {m_next}",
-            "n": "maximum(sqrt(sum[{row},{column}]({d}**2)), 1e-07)",
-            "o0": "{d} / {n}",
-            **_ITERATION,
-        },
-        labels={"n": "…"} | {name: "… short other" for name in _ITERATION if name[0] != "o"},
-        update="{kept} - {rate} * {ratio} * {o5}",
-        vectors=_ADAMW,
-        decay=0.1,
-        is_decoupled=True,
-    ),
-)
-OPTIMIZERS: Mapping[str, Optimizer] = {record.name: record for record in _RECORDS}
-
-
-def optimizer_named(where: str, name: str) -> Optimizer:
-    """Return the optimiser with this name."""
-    if name not in OPTIMIZERS:
-        raise InputError(where, f"unknown optimizer {name!r:.60}", one_of(tuple(OPTIMIZERS), name))
-    return OPTIMIZERS[name]
 
 
 PRECISIONS = ("bfloat16", "float16")
@@ -377,12 +221,13 @@ def make_training(
     rules = _checked_groups(place, names, optimizer, groups)
     in_groups = [name for rule in rules for name in rule.parameters]
     others = tuple(name for name in names if name not in in_groups)
+    clip = optimizer.get("clip")
     rules.append(_rule(place, ("optimizer",), record, optimizer, others, ""))
     return Training(
         loss=loss,
         parameters=names,
         rules=tuple(rules),
-        clip=_checked_clip(place, optimizer),
+        clip=None if clip is None else _positive(place("optimizer", "clip"), "clip", clip),
         accumulate=_checked_count(place, "accumulate", accumulate, 1),
         precision=_checked_precision(place, precision, {"scale": scale, "growth": growth}),
         scale=FIRST_SCALE if scale is None else _positive(place("scale"), "scale", scale),
@@ -467,8 +312,11 @@ def _checked_optimizer(place: Place, optimizer: Any, common: Sequence[str]) -> O
         what = "the optimizer has no name"
         if name is not None:
             what = f"the name of the optimizer is {show(name)}"
-        raise InputError(place("name"), what, one_of(tuple(OPTIMIZERS)))
-    record = optimizer_named(place("name"), name)
+        raise InputError(place("name"), what, one_of(optimizers()))
+    if name not in optimizers():
+        what = f"unknown optimizer {name!r:.60}"
+        raise InputError(place("name"), what, one_of(optimizers(), name))
+    record = optimizers()[name]
     known = (*common, *record.options)
     for key in optimizer:
         if key not in known:
@@ -478,11 +326,6 @@ def _checked_optimizer(place: Place, optimizer: Any, common: Sequence[str]) -> O
                 hint = f"{key} of torch is called {_NAMES_IN_TORCH[key]} here"
             raise InputError(place(key), what, one_of(known, str(key)), hint)
     return record
-
-
-def _checked_clip(place: Place, optimizer: Mapping[str, Any]) -> float | None:
-    clip = optimizer.get("clip")
-    return None if clip is None else _positive(place("optimizer", "clip"), "clip", clip)
 
 
 def _checked_names(place: Place, parameters: Any) -> tuple[str, ...]:

@@ -148,21 +148,21 @@ def test_messages_match(nodes):
 
 @pytest.mark.parametrize("dtype", PRODUCTS)
 def test_products_are_products(dtype):
-    kernel = MeasuredKernel.of(workplace(), PRODUCT, dtype, {"A": (5, 5), "B": (5, 5)})
+    kernel = MeasuredKernel(workplace(), PRODUCT, dtype, {"A": (5, 5), "B": (5, 5)})
     kernel.compute()
     left, right = (array.astype(np.complex128) for array in kernel.operands)
     np.testing.assert_array_equal(kernel.result.astype(np.complex128), left @ right)
     assert kernel.result.dtype == dtype and kernel.result.any()
-    assert kernel.einsum.operations() == 2 * 5**3
+    assert kernel.step.einsum.operations() == 2 * 5**3
 
 
 def test_the_other_kernel_is_no_product():
-    kernel = MeasuredKernel.of(workplace(), OTHER, "float64", {"X": (6, 4), "C": (6,)})
+    kernel = MeasuredKernel(workplace(), OTHER, "float64", {"X": (6, 4), "C": (6,)})
     kernel.compute()
     numbers, offsets = kernel.operands
     np.testing.assert_allclose(kernel.result, np.exp(numbers - offsets[:, None]))
-    assert recognise_contraction(kernel.einsum) is None
-    assert kernel.einsum.operations() == 2 * 6 * 4
+    assert recognise_contraction(kernel.step.einsum) is None
+    assert kernel.step.einsum.operations() == 2 * 6 * 4
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

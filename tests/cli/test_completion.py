@@ -8,8 +8,7 @@ import pytest
 from paths import ROOT
 
 from einmpi.cli.help import completion_script
-from einmpi.cli.main import COMMANDS
-from einmpi.cli.options import SHELLS, options_of
+from einmpi.cli.options import COMMANDS, SHELLS, options_of
 from einmpi.job.settings import BACKENDS
 from einmpi.planner.strategies import STRATEGIES
 

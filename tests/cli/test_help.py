@@ -13,8 +13,7 @@ from paths import ROOT
 
 import einmpi
 from einmpi.cli.help import EXAMPLES, WIDTH, make_parser
-from einmpi.cli.main import COMMANDS
-from einmpi.cli.options import GROUPS, OPTIONS, SUMMARIES, options_of
+from einmpi.cli.options import COMMANDS, GROUPS, OPTIONS, options_of
 
 
 def help_of(command):
@@ -24,8 +23,8 @@ def help_of(command):
 
 
 def test_every_command_has_a_summary_and_examples():
-    assert list(SUMMARIES) == list(COMMANDS)
-    assert list(EXAMPLES) == ["", *COMMANDS]
+    assert all(command.summary for command in COMMANDS.values())
+    assert list(EXAMPLES) == ["", *COMMANDS] and all(map(str.strip, EXAMPLES.values()))
 
 
 def test_every_option_belongs_to_commands_and_a_group():
@@ -79,7 +78,12 @@ def test_help_of_an_unknown_command(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "line"), [(c, line) for c, lines in EXAMPLES.items() for line, _ in lines]
+    ("command", "line"),
+    [
+        (command, line.strip().partition("  ")[0])
+        for command, text in EXAMPLES.items()
+        for line in text.strip().split("\n")
+    ],
 )
 def test_examples_are_accepted(command, line):
     assert f"  {line}" in help_of(command)

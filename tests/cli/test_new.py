@@ -16,7 +16,8 @@ from paths import ROOT
 from safetensors.numpy import save_file
 
 import einmpi
-from einmpi.cli.new import NewJob, example_files, quoted
+from einmpi.cli.new import NewJob, example_files
+from einmpi.language.toml_document import toml_text
 
 
 def answer(monkeypatch, folder, lines, *words):
@@ -168,12 +169,12 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 @given(TEXTS)
 def test_any_text_is_a_string(text):
-    assert tomllib.loads(f"x = {quoted(text)}") == {"x": text}
+    assert tomllib.loads(f"x = {toml_text(text)}") == {"x": text}
 
 
 @given(TEXTS, st.lists(TEXTS.filter(lambda text: "\n" not in text), max_size=3), TEXTS)
 def test_words_of_the_user_stay_words(title, program, value):
-    job = NewJob(title, program, {"n": 3}, {"X": quoted(value)}, {"Z": quoted(value)})
+    job = NewJob(title, program, {"n": 3}, {"X": value}, {"Z": value})
     found = tomllib.loads(str(job))
     assert list(found) == ["title", "program", "sizes", "inputs", "outputs"]
     assert found["title"] == title

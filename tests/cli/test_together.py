@@ -16,7 +16,7 @@ from tiny_tokenizer import write_tokenizer
 
 import einmpi
 from einmpi.cli import main as main_module
-from einmpi.cli.options import COMMAND_NAMES, options_of
+from einmpi.cli.options import COMMANDS, options_of
 
 LLAMA = ROOT / "tests/models/checkpoints/llama"
 LOOP = """
@@ -228,7 +228,7 @@ def test_every_option_is_read_or_refused(folder, monkeypatch, command):
 
 
 def test_every_command_is_tried():
-    assert set(COMMAND_NAMES) - set(MODES) == {
+    assert set(COMMANDS) - set(MODES) == {
         "simulate",
         "new",
         "examples",

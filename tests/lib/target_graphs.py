@@ -2,11 +2,12 @@
 
 from functools import cache
 
+from paper_llama import llama_program
 from paths import JOBS
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 
 
 def chain(skew: int) -> EinGraph:

@@ -9,7 +9,7 @@ from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.plan import Plan
-from einmpi.report.record import Recorder, Span, Timeline, work_of
+from einmpi.report.record import Recorder, Timeline, is_reported, span_of
 from einmpi.schedule.lower import lower
 
 
@@ -44,27 +44,19 @@ def made_up(plan: Plan) -> Timeline:
     """
     steps = []
     for step in lower(plan, 0).steps:
-        work = work_of(step)
-        if work is not None:
-            steps.append((work, str(step)))
+        if is_reported(step):
+            steps.append(span_of(step, 0, 0.0, 0.0))
     spans = []
     for rank in range(plan.ranks):
         now = 1e-5 * rank
-        for k, (work, line) in enumerate(steps):
-            label = line.replace("[0:", f"[{rank}:") if work.kind == "load" else line
+        for k, span in enumerate(steps):
+            label = span.label
+            if span.kind == "load":
+                label = label.replace("[0:", f"[{rank}:")
             jitter = (1 + (7 * rank + 13 * k) % 17) * 1e-6
-            took = jitter + (work.operations + 16 * work.nbytes) / 1e12
+            took = jitter + (span.operations + 16 * span.nbytes) / 1e12
             spans.append(
-                Span(
-                    rank,
-                    work.kind,
-                    work.vertex,
-                    label,
-                    now,
-                    now + took,
-                    work.nbytes,
-                    work.operations,
-                )
+                span._replace(rank=rank, label=label, start=now, end=now + took, group=(), to=None)
             )
             now += took + 1e-6
     return Timeline(plan.ranks, max(span.end for span in spans), tuple(spans))

@@ -31,7 +31,6 @@ from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import stages_of
 from einmpi.planner.mesh import Mesh
 from einmpi.report.describe import describe_job
-from einmpi.runtime.host_memory import aligned_empty
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import boxes, elements, packed
 
@@ -136,9 +135,10 @@ def batches_read(job, ranks, cuts, inputs=None, ahead=True):
         sources = LoopBatches(job, batches, ALONE, inputs or {}).sources
         (spec,) = [spec for spec in job.inputs if spec.name == "X"]
         block = read_ahead.rows_read_together(batches, spec.chunk_rows)
-        one = read_ahead.BatchedInput("X", "float64", layout, sources["X"], block)
-        reading = read_ahead.ReadAhead(batches, [one], rank, aligned_empty, ahead, job.loop.steps)
         region = layout.block(rank)
+        own_block = block if ahead else 1
+        rows = read_ahead.RankRows("X", "float64", region, sources["X"], batches, own_block)
+        reading = read_ahead.ReadAhead(batches, [rows], ahead, job.loop.steps)
         for step, batch in enumerate(found):
             values = reading.take(step)["X"]
             for there, here in boxes(region, packed(region)):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from distributed import run_on_threads
+from paper_llama import llama_training_program
 
 import einmpi
-from einmpi.models.config import llama_1, llama_training_program
+from einmpi.models.config import llama_1
 
 SMALL = llama_1(width=8, layers=2, heads=2, hidden=12)
 

@@ -8,10 +8,11 @@ import sys
 
 import numpy as np
 import pytest
+from paper_llama import llama_program
 from target_graphs import llama
 
 import einmpi
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.planner.cut_search import CutSearch
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.peak_memory import peak_bound

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from paper_llama import llama_program
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import TooLittleMemory

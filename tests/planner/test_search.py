@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paper_llama import llama_training_program
 from plan_oracle import Axes, Oracle, R, axes_of, fits, plan_bytes, random_graph
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
@@ -21,7 +22,7 @@ from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import NAMED, llama_training_program
+from einmpi.models.config import NAMED
 from einmpi.planner.factor import factor
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh, groupings

@@ -17,13 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
+from paper_llama import llama_program
 from paths import ROOT
 from plan_oracle import owned_indices
 from timelines import made_up, recorded
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.models.config import NAMED, llama_1, llama_program
+from einmpi.models.config import NAMED, llama_1
 from einmpi.planner.mesh import Mesh, may_cut
 from einmpi.planner.text.compare import compare
 from einmpi.report import html as page_data
@@ -345,7 +346,7 @@ def unpacked(text):
 
 def test_spans_survive_encoding():
     _, timeline = recorded(load("attention"), 3)
-    data = timeline_data(timeline)
+    data = json.loads(json.dumps(timeline_data(timeline)))  # as a page has it
     origin = min(span.start for span in timeline.spans)
     found = [(rank, *span) for rank, track in enumerate(data["tracks"]) for span in unpacked(track)]
     assert len(found) == len(timeline.spans) and data["merged"] == 0

@@ -70,7 +70,7 @@ y = { shape = [10], random = "uniform", seed = 4 }
 def reported(folder, ranks, nodes, *words):
     """Return the report of a run on thread ranks, and the figures of its page."""
     options = make_parser().parse_args(["run", str(folder / "job.toml"), "--quiet", *words])
-    report = run_threads(ranks, lambda comm: run_job(options, comm)[0], nodes=nodes)[0]
+    report = run_threads(ranks, lambda comm: run_job(options, comm), nodes=nodes)[0]
     shown = page(report.plan, measured=report.as_json())
     return report, re.search('<div class="figures">.*', shown)[0]
 
@@ -144,5 +144,5 @@ def test_a_plan_costs_what_all_steps_move(tmp_path, job):
     assert plan.cost_in_all == report.planned
     assert plan.peak_in_all == report.peak_planned
     figures = re.search('<div class="figures">.*', page(plan))[0]
-    assert f"<b>{show_bytes(report.totals.moved)}</b>" in figures
+    assert f"<b>{show_bytes(report.totals.received)}</b>" in figures
     assert f"{show_bytes(plan.bytes_predicted)} a step" in figures

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from einmpi.cli.main import main
-from einmpi.report.metrics import metrics_text
+from einmpi.report.results import metrics_text
 
 INFO = dict.fromkeys(("title", "job", "strategy", "digest", "backend", "blas", "host"), "x")
 LOOP = """

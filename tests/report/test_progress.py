@@ -18,8 +18,8 @@ from paths import ROOT
 import einmpi
 from einmpi.process import environment as terminals
 from einmpi.process.environment import CACHE_VARIABLE, CLEAR, TERMINALS_VARIABLE, columns, screen
-from einmpi.report import progress
-from einmpi.report.progress import Progress
+from einmpi.report import terminal as progress
+from einmpi.report.terminal import Progress
 from einmpi.schedule.lower import lower
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*[mK]")

@@ -89,14 +89,14 @@ def run(name, ranks, *flags, stops=False):
     options = make_parser().parse_args(["run", "job.toml", "--quiet", *flags])
 
     def on_rank(comm):
-        report, checkpoints = run_job(options, comm, ["SIGUSR1"] if stops else [])
+        report = run_job(options, comm, ["SIGUSR1"] if stops else [])
         found = {}
         for each, array in report.outputs.items():
             is_sparse = isinstance(array, einmpi.SparseArray)
             found[each] = array.coordinates().values if is_sparse else array.gather()
         histories = [loop.history for loop in report.loops]
-        if checkpoints is not None:
-            checkpoints.remove()
+        if report.checkpoints is not None:
+            report.checkpoints.remove()
         return found, histories
 
     return run_threads(ranks, on_rank)[0]

@@ -94,7 +94,7 @@ def test_loops_one_after_another(job, ranks):
     options = make_parser().parse_args(["run", "job.toml", "--quiet"])
 
     def on_rank(comm):
-        report, _ = run_job(options, comm)
+        report = run_job(options, comm)
         found = {name: report.outputs[name].gather() for name in "xSW"}
         return found, report.loops[2].history, report.as_json()
 
@@ -143,9 +143,9 @@ def test_several_loops_continue(job, ranks, monkeypatch):
         options = make_parser().parse_args(["run", "job.toml", "--quiet", *flags])
 
         def on_rank(comm):
-            report, checkpoints = run_job(options, comm, list(asked))
-            if checkpoints is not None:
-                checkpoints.remove()
+            report = run_job(options, comm, list(asked))
+            if report.checkpoints is not None:
+                report.checkpoints.remove()
             return report.outputs["W"].coordinates().values, report.loops[2].history
 
         return run_threads(ranks, on_rank)[0]

@@ -8,14 +8,14 @@ from numpy_optimizers import clipped, make
 import einmpi
 from einmpi.cli.main import main
 from einmpi.comm.threads import run_threads
-from einmpi.training.settings import OPTIMIZERS
+from einmpi.training.settings import optimizers
 
 RNG = np.random.default_rng(0)
 DENSE = np.where(RNG.random((6, 5)) < 0.4, RNG.standard_normal((6, 5)), 0)
 CSR = scipy.sparse.csr_array(DENSE)
 X = RNG.standard_normal(5)
 TEXT = "y[i] = sum(A[i,j] * x[j]); loss = sum((y[i] - 1)**2)"
-NAMES = [name for name in OPTIMIZERS if name != "muon"]
+NAMES = [name for name in optimizers() if name != "muon"]
 
 
 def train(optimizer, steps, comm=None, **more):
@@ -52,7 +52,7 @@ def test_every_optimizer(name, ranks):
         assert found.history["loss"][step] == pytest.approx(residual @ residual, rel=1e-12)
         oracle.step(step, [wanted], clipped([gradient_at(wanted)], 0.5), 0.1)
     np.testing.assert_allclose(values, wanted, rtol=1e-10, atol=1e-12)
-    state = OPTIMIZERS[name].of(2)
+    state = optimizers()[name].of(2)
     for each in state.state:
         kind = einmpi.DistArray if each in state.labels else einmpi.SparseArray
         assert isinstance(found.state[f"A_{each}"], kind)

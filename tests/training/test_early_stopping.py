@@ -403,3 +403,24 @@ def test_rows_left_out_are_noted(tmp_path):
     padded = text.replace("batch = 8", "batch = 7").replace("[loop]", '[loop]\nlast = "pad"')
     path.write_text(padded)
     assert "leaves out" not in einmpi_here(tmp_path, ["check", "job.toml"]).stdout
+
+
+def test_patience_beside_a_condition_that_the_job_has(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        """
+        program = "loss = sum((w[i] - x[i])**2) + 0 * z; following = z + 1"
+        loop = { steps = 50, carry = { z = "following" }, until = "loss < -1" }
+        [inputs]
+        w = { shape = [2], random = "zeros" }
+        x = { shape = [2], random = "ones" }
+        z = { shape = [], random = "zeros" }
+        """
+    )
+    found = einmpi.train(
+        einmpi.load(tmp_path / "job.toml"),
+        loss="loss",
+        parameters=["w"],
+        optimizer={"name": "sgd", "rate": 1e-4},
+        validation={"inputs": {"x": np.array([-5.0, -5.0])}, "every": 1, "patience": 3},
+    )
+    assert (found.steps, found.best_step) == (4, 0)  # each step is worse than the first

@@ -10,7 +10,7 @@ from training_jobs import BATCH, NAMES, ROWS, data, run_on, write_job
 import einmpi
 from einmpi.comm.threads import run_threads
 from einmpi.report.describe import describe_job
-from einmpi.training.settings import OPTIMIZERS
+from einmpi.training.settings import optimizers
 
 STEPS = 20
 CASES = {
@@ -67,7 +67,7 @@ def check(found, outputs, losses, parameters):
 
 
 def test_every_optimizer_has_a_case():
-    assert set(OPTIMIZERS) == {case.partition("-")[0] for case in CASES}
+    assert set(optimizers()) == {case.partition("-")[0] for case in CASES}
 
 
 @pytest.mark.sampled(4)
@@ -81,7 +81,7 @@ def test_against_numpy(tmp_path, case):
     # All state is carried, and updated in place like the parameters.
     state = set()
     for parameter, values in zip(NAMES, data()[2], strict=True):
-        state |= {f"{parameter}_{suffix}" for suffix in OPTIMIZERS[name].of(values.ndim).state}
+        state |= {f"{parameter}_{suffix}" for suffix in optimizers()[name].of(values.ndim).state}
     assert set(job.loop.carry) == {*NAMES, *state}
     assert set(run.plan.in_place) == {*NAMES, *state}
 
@@ -109,7 +109,7 @@ def test_rate_as_an_expression(tmp_path, name):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", optimizers())
 def test_float32(tmp_path, name):
     """Everything of a parameter is in its dtype, and bias corrections are precise."""
     options = {"decay": 0.1, "clip": 0.5}

@@ -12,10 +12,11 @@ from random import Random
 import numpy as np
 import pytest
 from paper_helpers import ROOT, chain, eliminated, exhaustive, factors, graph_of, random_graph
+from paper_llama import llama_program
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.planner import paper
 from einmpi.planner.paper import decompose, graph_cost, is_tree, longest_paths, viable
 from einmpi.planner.strategies import STRATEGIES

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from in_process import einmpi_here
+from paper_llama import llama_program
 
 import einmpi
-from einmpi.models.config import NAMED, llama_1, llama_program
+from einmpi.models.config import NAMED, llama_1
 from einmpi.models.programs import decode_program, prefill_program
 from einmpi.planner.text.explain import as_json, explain, vertex_rows
 from einmpi.planner.text.summary import (

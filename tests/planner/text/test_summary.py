@@ -6,10 +6,11 @@ from math import prod
 
 import pytest
 import run_cases
+from paper_llama import llama_program
 from step_kinds import computed_as, is_exchange, is_reduce
 
 import einmpi
-from einmpi.models.config import NAMED, llama_program
+from einmpi.models.config import NAMED
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES

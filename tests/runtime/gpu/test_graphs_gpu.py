@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graph_programs import captured_steps, program_of
+from paper_llama import llama_program, llama_training_program
 from paths import ROOT
 from run_cases import cases
 from runtime.gpu.test_gpu import NO_GPU
@@ -12,7 +13,7 @@ from runtime.gpu.test_gpu import NO_GPU
 import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.kernels.cuda import driver
-from einmpi.models.config import llama_1, llama_program, llama_training_program
+from einmpi.models.config import llama_1
 from einmpi.process.environment import GRAPHS_VARIABLE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU)]
