@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_checks import verify
 
 import einmpi
 from einmpi.planner.make_plan import make_plan
@@ -19,7 +20,6 @@ from einmpi.schedule.regions import Slot, elements, indices, stretch
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import TILE_OVERHEAD_BYTES, out_of_core, with_spills
 from einmpi.schedule.steps import Load
-from einmpi.schedule.verify import verify
 
 COPY = einmpi.program("Z[i] = X[i]", X=(0,)).graph["Z"].einsum
 

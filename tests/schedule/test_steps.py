@@ -1,6 +1,7 @@
 """What steps say about themselves agrees with what the schedule, the runtime and reports need."""
 
 import pytest
+from schedule_checks import verify
 
 import einmpi
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
@@ -9,7 +10,6 @@ from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import FINAL_LAYOUT, Slot, operand_role
 from einmpi.schedule.steps import Free, SlotStep, Spill, Step, TensorStep
-from einmpi.schedule.verify import verify
 
 SLOT = Slot("Z", (2, 3), "float64")
 

@@ -1,5 +1,4 @@
-"""Check that the schedules of all ranks fit together. For tests and debugging: it is slow, as it
-looks at every element."""
+"""Check that the schedules of all ranks fit together. It is slow, as it looks at every element."""
 
 from __future__ import annotations
 
