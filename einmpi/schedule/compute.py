@@ -533,6 +533,16 @@ def _accumulation(aggregation: str, part: Slot, total: Slot) -> Transfer:
     return Transfer(total.tensor, part, total, moves, aggregation=aggregation)
 
 
+def members_of(kernels: Sequence[Kernel]) -> list[Member]:
+    """Return kernels as what a chain consists of."""
+    found = []
+    for kernel in kernels:
+        itemsize = np.dtype(kernel.target.dtype).itemsize
+        inputs = tuple(names_of(kernel.operands))
+        found.append(Member(kernel.target.name, inputs, kernel.einsum, itemsize))
+    return found
+
+
 def fused(
     kernels: Sequence[Kernel],
     inner: frozenset[Slot],
@@ -541,10 +551,5 @@ def fused(
     bounds: Tile = (),
 ) -> Compute:
     """Return kernels as one step: what passes between them has memory for one tile only."""
-    members = []
-    for kernel in kernels:
-        itemsize = np.dtype(kernel.target.dtype).itemsize
-        inputs = tuple(names_of(kernel.operands))
-        members.append(Member(kernel.target.name, inputs, kernel.einsum, itemsize))
-    nbytes = bytes_of_blocks(members, names_of(inner), rows, block)
+    nbytes = bytes_of_blocks(members_of(kernels), names_of(inner), rows, block)
     return Compute(tuple(kernels), Tiles("memory", rows, block, bounds, nbytes), inner)

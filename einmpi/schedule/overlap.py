@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TypeAlias
 
-from einmpi.schedule.compute import Compute, fused
+from einmpi.planner.chains import shared_rows
+from einmpi.schedule.compute import Compute, Kernel, fused, members_of
 from einmpi.schedule.cuts import label_of_part
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Region, Slot, intersect, names_of
@@ -273,23 +274,18 @@ def _row_along(step: Compute, label: str) -> tuple[str, ...] | None:
     """
     if step.tiles.kind in ("scattered", "slow") or step.halos or step.begins:
         return None
-    made: dict[Slot, int] = {}  # the dimension that the label is of what kernels have computed
-    found: list[str] = []
-    for number, kernel in enumerate(step.kernels):
-        own: set[str | None] = set()
-        if number == 0:
-            own.add(label_of_part(kernel, kernel.target, kernel.einsum.output.index(label)))
-        for slot in dict.fromkeys(kernel.operands):
-            if slot in made:
-                own.add(label_of_part(kernel, slot, made[slot]))
-        if len(own) != 1:
-            return None
-        (own_label,) = own
-        if own_label is None:
-            return None
-        found.append(own_label)
-        made[kernel.target] = kernel.einsum.output.index(own_label)
-    return tuple(found)
+    for labels in shared_rows(members_of(step.kernels)):
+        if labels[0] == label and all(map(_can_be_cut, step.kernels, labels)):
+            return labels
+    return None
+
+
+def _can_be_cut(kernel: Kernel, label: str) -> bool:
+    """Return whether a kernel can be computed for some indices of a label of its output only."""
+    output = kernel.einsum.output
+    if label not in output:
+        return False
+    return label_of_part(kernel, kernel.target, output.index(label)) is not None
 
 
 def _is_computed(transfer: Transfer, computed: Compute) -> bool:
