@@ -262,10 +262,6 @@ class Compute(Step):
     def working_bytes(self) -> int:
         return self.tiles.nbytes
 
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        for slot in self.writes:
-            yield slot, self._regions[slot] if self.tiles.bounds else tuple(map(whole, slot.shape))
-
     def __str__(self) -> str:
         tiles = self.tiles
         size = "×".join(map(str, tiles.block))
@@ -349,11 +345,8 @@ class Compute(Step):
                     found[slot] = whole_region(slot)
         return found
 
-    def region_read(self, slot: Slot) -> Region:
-        return self._regions[slot] if self.tiles.bounds else super().region_read(slot)
-
-    def region_written(self, slot: Slot) -> Region:
-        return self.region_read(slot)
+    def region_of(self, slot: Slot) -> Region:
+        return self._regions[slot] if self.tiles.bounds else super().region_of(slot)
 
     @cached_property
     def part(self) -> Compute:

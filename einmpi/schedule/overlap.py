@@ -304,7 +304,7 @@ def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
     """Return whether a step has to wait until a transfer in the background is done."""
     if step.kind == "store":
         return False  # it only says where the output is
-    if step.transfer is not None or step.group:
+    if step.transfer is not None:
         return True  # transfers stay in order
     moving = {*transfer.reads, *transfer.writes}
     given_up = [*step.frees, *step.reuses]
@@ -312,19 +312,9 @@ def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
         given_up += [reuse.source, *reuse.nan_checked]
     if moving.intersection(given_up):
         return True
-    for slot in step.reads:
-        if slot not in transfer.writes:
-            continue
-        arriving = transfer.region_written(slot)
-        if _have_common(step.region_read(slot), arriving):
-            return True
-    for slot in step.writes:
-        if slot not in moving:
-            continue
-        sent = transfer.region_read(slot)
-        if _have_common(step.region_written(slot), sent):
-            return True
-    return False
+    touched = [slot for slot in step.reads if slot in transfer.writes]
+    touched += [slot for slot in step.writes if slot in moving]
+    return any(_have_common(step.region_of(slot), transfer.region_of(slot)) for slot in touched)
 
 
 def _have_common(one: Region, two: Region) -> bool:
