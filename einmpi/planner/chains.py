@@ -6,122 +6,94 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Const, labels_of, walk
+from einmpi.graph.scalar import Arg, Call, Const, gathers_in, labels_of, walk
 from einmpi.planner.memory import Cuts, FusedChain, on_a_rank
+from einmpi.planner.orders import Classes
 
 # ---- rows ----------------------------------------------------------------------------------------
 #
 # The rows of a chain: labels that all its vertices have, under one name or another.
 
 
-_Node: TypeAlias = tuple[str, str]  # the name of a vertex, and one of its labels
-
-
 @dataclass(frozen=True)
-class Row:
+class Member:
+    """A vertex of a chain on one rank."""
+
+    name: str  # of its result
+    inputs: tuple[str, ...]
+    einsum: EinSum  # with the extents that the rank has
+    itemsize: int  # of its result
+
+
+def shared_rows(members: Sequence[Member]) -> list[tuple[str, ...]]:
+    """Return the labels that all members have, once each: of each row, its label in each member.
+
+    Labels of two members are the same row if one member reads the other's result at them. An index
+    that is no label, such as s+1, needs more of a result than one block has. The rows are in the
+    order of the first member's labels.
+    """
+    classes: Classes[tuple[int, str]] = Classes()  # of labels, each with the number of its member
+    gathered = []
+    makers: dict[str, int] = {}
+    for number, member in enumerate(members):
+        for name, entries in zip(member.inputs, member.einsum.operands, strict=True):
+            if name not in makers:
+                continue
+            maker = makers[name]
+            for entry, label in zip(entries, members[maker].einsum.output, strict=True):
+                if isinstance(entry, str):
+                    classes.join((maker, label), (number, entry))
+                else:
+                    gathered.append((maker, label))
+        makers[member.name] = number
+    rows: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    for number, member in enumerate(members):
+        for label in member.einsum.labels:
+            rows.setdefault(classes.root((number, label)), []).append((number, label))
+    for node in gathered:
+        rows.pop(classes.root(node), None)
+    found = []
+    for row in rows.values():
+        if [number for number, _ in row] == list(range(len(members))):
+            found.append(tuple(label for _, label in row))
+    return found
+
+
+class _Row(NamedTuple):
     """A label that all vertices of a chain have."""
 
-    labels: tuple[str, ...]  # its name in each vertex
-    is_batch: bool  # all operands of the first contraction have it
     is_aggregated: bool  # a vertex aggregates it
+    is_batch: bool  # all operands of the first contraction have it
+    labels: tuple[str, ...]  # its name in each vertex
 
 
-def find_rows(graph: EinGraph, vertices: Sequence[Vertex], seed: str) -> list[Row]:
+def _rows(members: Sequence[Member], seed: int) -> list[_Row]:
     """Return the rows of a chain: first those in which all operands of the seed are cut.
 
     Rows that a vertex aggregates come last. The seed is the first contraction of the chain.
     """
-    members = {vertex.name for vertex in vertices}
-    classes = _LabelClasses(graph, vertices, members)
-    candidates: dict[_Node, list[str]] = {}  # class → its label in each vertex so far
-    for number, vertex in enumerate(vertices):
-        labels_of_class: dict[_Node, list[str]] = {}
-        for label in vertex.computed_einsum.labels:
-            label_class = classes.find((vertex.name, label))
-            labels_of_class.setdefault(label_class, []).append(label)
-        for label_class, labels in labels_of_class.items():
-            found = candidates.setdefault(label_class, [])
-            is_in_all_before = len(found) == number
-            if is_in_all_before and len(labels) == 1:
-                found.append(labels[0])
-    unusable = {classes.find(node) for node in classes.unusable}
-    rows = []
-    for label_class, labels in candidates.items():
-        is_in_all = len(labels) == len(vertices)
-        if not is_in_all or label_class in unusable:
-            continue
-        row = _make_row(graph, vertices, labels, members, seed)
-        if row is not None:
-            rows.append(row)
-    return sorted(rows, key=lambda row: (row.is_aggregated, not row.is_batch))
-
-
-def _make_row(
-    graph: EinGraph,
-    vertices: Sequence[Vertex],
-    labels: Sequence[str],
-    members: set[str],
-    seed: str,
-) -> Row | None:
-    """Return a label of all vertices as a row; None if results of parts cannot be used."""
-    is_aggregated = False
-    is_batch = True
-    for vertex, label in zip(vertices, labels, strict=True):
-        einsum = vertex.computed_einsum
-        if label in einsum.aggregated:
-            is_aggregated = True
-            if members.intersection(graph.consumers[vertex.name]):
-                return None
-        if vertex.name == seed:
-            is_batch = all(label in entries for entries in einsum.operands)
-    return Row(tuple(labels), is_batch, is_aggregated)
-
-
-class _LabelClasses:
-    """The labels of all vertices in classes, each of which is named by one of its members.
-
-    Labels of two vertices are of one class if one vertex reads the other's result at them.
-    An index that is no label, such as s+1, needs more of a tensor than one block has: the classes
-    of its labels are no rows.
-    """
-
-    def __init__(self, graph: EinGraph, vertices: Sequence[Vertex], members: set[str]) -> None:
-        self.parent: dict[_Node, _Node] = {}
-        self.unusable: list[_Node] = []
-        for vertex in vertices:
-            for label in vertex.computed_einsum.labels:
-                node = vertex.name, label
-                self.parent[node] = node
-        for vertex in vertices:
-            operands = vertex.computed_einsum.operands
-            for name, entries in zip(vertex.inputs, operands, strict=True):
-                written: Sequence[str | None] = [None] * len(entries)
-                if name in members:
-                    written = graph[name].computed_einsum.output
-                for entry, written_label in zip(entries, written, strict=True):
-                    if isinstance(entry, str):
-                        if written_label is not None:
-                            self._join((vertex.name, entry), (name, written_label))
-                        continue
-                    for label in labels_of(entry):
-                        self.unusable.append((vertex.name, label))
-                    if written_label is not None:
-                        self.unusable.append((name, written_label))
-
-    def find(self, node: _Node) -> _Node:
-        """Return the class of a label of a vertex."""
-        while self.parent[node] != node:
-            node = self.parent[node]
-        return node
-
-    def _join(self, node: _Node, other: _Node) -> None:
-        self.parent[self.find(node)] = self.find(other)
+    read = {name for member in members for name in member.inputs}
+    found = []
+    for labels in shared_rows(members):
+        is_aggregated = False
+        is_usable = True
+        for label, member in zip(labels, members, strict=True):
+            if label in member.einsum.aggregated:
+                is_aggregated = True
+                is_usable = is_usable and member.name not in read  # parts cannot be used
+            for index in member.einsum.operands:
+                for entry in gathers_in(index):
+                    is_usable = is_usable and label not in labels_of(entry)
+        is_batch = all(labels[seed] in index for index in members[seed].einsum.operands)
+        if is_usable:
+            found.append(_Row(is_aggregated, is_batch, labels))
+    return sorted(found, key=lambda row: (row.is_aggregated, not row.is_batch))
 
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -134,16 +106,6 @@ class _LabelClasses:
 CHAIN_BLOCK_BYTES = 9 * 2**20
 OPERATIONS_OF_A_BYTE = 8  # that take as long on a CPU as to read or write a byte of memory
 MIN_MATRIX_ROWS = 64  # of a block: with fewer, a matrix product would take longer
-
-
-@dataclass(frozen=True)
-class Member:
-    """A vertex of a chain on one rank."""
-
-    name: str  # of its result
-    inputs: tuple[str, ...]
-    einsum: EinSum  # with the extents that the rank has
-    itemsize: int  # of its result
 
 
 def bytes_of_blocks(
@@ -457,11 +419,11 @@ class ChainSearch:
                 return None
         if not any(self._contracts(vertex, members, seed) for vertex in vertices):
             return None
-        rows = find_rows(self.graph, vertices, seed)
+        parts = [self._member(vertex) for vertex in vertices]
+        rows = _rows(parts, names.index(seed))
         if not rows:
             return None
         labels = tuple(row.labels for row in rows)
-        parts = [self._member(vertex) for vertex in vertices]
         least_sizes = [1 if row.is_batch else MIN_MATRIX_ROWS for row in rows]
         whole = [parts[0].einsum.extent[row.labels[0]] for row in rows]
         saved = bytes_of_blocks(parts, inner, labels, whole)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Protocol
 
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.garbage import without_garbage_search
@@ -44,19 +43,17 @@ SMALL_ERROR = PER_MILLE // 10
 ALMOST_NOTHING = 1  # a weight: of plans that are equal otherwise, the one that moves less is found
 
 
-class Search(Protocol):
-    """Makes a plan, untimed."""
-
-    def __call__(self, weights: Weights, strategy: str = ...) -> Plan: ...
-
-
-def fastest_plan(search: Search, machine: Machine) -> Plan:
+def _fastest_plan(graph: EinGraph, ranks: int, options: Options, machine: Machine) -> Plan:
     """Return the fastest of the plans that searches with several weights find.
 
     Each is timed by a dry run of its schedule. The cuts of other strategies are compared too where
     the graph is small. Where nothing else is worth a search, it is the first plan, timed.
     """
-    searched = search(Weights())
+
+    def search(weights: Weights, strategy: str) -> Plan:
+        return _plan(graph, ranks, replace(options, weights=weights, strategy=strategy))
+
+    searched = search(Weights(), options.strategy)
     best = _timed(searched, machine)
     if not _is_worth_a_search(best):
         return best
@@ -141,11 +138,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     if options.machine is None or options.uneven:
         plan = _plan(graph, ranks, options)
     else:
-
-        def search(weights: Weights, strategy: str = options.strategy) -> Plan:
-            return _plan(graph, ranks, replace(options, weights=weights, strategy=strategy))
-
-        plan = fastest_plan(search, options.machine)
+        plan = _fastest_plan(graph, ranks, options, options.machine)
     return replace(plan, seconds=time.perf_counter() - start)
 
 
@@ -157,10 +150,9 @@ def _plan(graph: EinGraph, ranks: int, options: Options) -> Plan:
     besides = bytes_besides(graph, ranks, options)
     if limit is not None:
         options = replace(options, memory=limit - besides)
-    meshes = _meshes(ranks, options)
     best: Plan | None = None
     errors: list[InputError] = []
-    for mesh in meshes:
+    for mesh in _meshes(ranks, options):
         try:
             plan = _plan_on_mesh(graph, mesh, ranks, options)
         except InputError as error:
@@ -298,7 +290,7 @@ def _with_best_orders(
             other = Planning(graph, mesh, ranks, with_other_orders, tables).plan()
         except InputError:  # it needs more memory
             continue
-        if (other.spilled, price_of(other)) < (best.spilled, price_of(best)):
+        if _costs_less(other, best):
             best = other
     return best
 
@@ -323,7 +315,7 @@ def _with_pairs(plan: Plan, options: Options, tables: SharedTables) -> Plan:
                 continue
             if any(each.spilled for each in other.unread.values()):
                 continue
-            if (other.spilled, price_of(other)) < (plan.spilled, price_of(plan)):
+            if _costs_less(other, plan):
                 plan = other
                 break
     return plan
@@ -370,6 +362,11 @@ def _in_pairs(plan: Plan, pairing: Pairing, options: Options, tables: SharedTabl
     )
 
 
+def _costs_less(plan: Plan, other: Plan) -> bool:
+    """Return whether a plan spills less, or as much and moves less or takes less time."""
+    return (plan.spilled, price_of(plan)) < (other.spilled, price_of(other))
+
+
 def _may_move_less(plan: Plan) -> bool:
     """Return whether a plan moves or spills anything."""
     return plan.spilled > 0 or plan.bytes_predicted > 0
@@ -407,11 +404,7 @@ def _in_better_form(
             for vertex in chain(*(vertices[name] for name in names)):
                 notes[vertex] = _note_on_form(other, vertex)
             other = replace(other, notes=notes)
-            if plan is None:
-                return other
-            # It has to spill less, or as much and to move less or to take less time.
-            costs_less = (other.spilled, price_of(other)) < (plan.spilled, price_of(plan))
-            return other if costs_less else plan
+            return other if plan is None or _costs_less(other, plan) else plan
         names = cut_names
     assert plan is not None
     return plan

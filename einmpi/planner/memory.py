@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -451,30 +451,84 @@ MOST_LABELS_CUT = 6  # labels for which all numbers of parts are tried: the long
 PART_COUNTS = [1, *(part for k in range(1, 13) for part in (2**k, 3 * 2 ** (k - 1)))][:-1]
 
 
-def block_sizes(einsum: EinSum) -> Sizes:
-    """Return the sizes of pieces, for all ways to cut that make at most MOST_PASSES passes.
+@dataclass(frozen=True)
+class Pieces:
+    """A vertex on a rank that may be computed in pieces, and the memory that they take."""
 
-    Long labels are cut into 1, 2, 3, 4, 6, 8, 12, … parts in all combinations; of the other labels
-    the first few are cut into single indices. Ways that cut the first labels come first: their
-    pieces lie in fewer runs of memory.
-    """
-    extent = {label: max(1, n) for label, n in einsum.extents}
-    longest = sorted(extent, key=lambda label: -extent[label])[:MOST_LABELS_CUT]
-    long_labels = [label for label in reversed(einsum.labels) if label in longest]
-    short_labels = [label for label in einsum.labels if label not in longest]
-    step = 1 if len(long_labels) < 5 else 2
-    ways = _ways_to_cut([extent[label] for label in long_labels], step)
-    columns = dict(zip(long_labels, ways.T, strict=True))
-    found = []
-    for single in range(len(short_labels) + 1):  # how many short labels are cut
-        for position, label in enumerate(short_labels):
-            size = 1 if position < single else extent[label]
-            columns[label] = np.full(len(ways), size)
-        table = np.array([columns[label] for label in einsum.labels], np.int64)
-        found.append(table.reshape(-1, len(ways)))
-    sizes = np.concatenate(found, axis=1).T
-    few_passes: Sizes = sizes[counts(einsum, sizes).prod(axis=1) <= MOST_PASSES]
-    return few_passes
+    einsum: EinSum
+    shapes: tuple[tuple[int, ...], ...]  # of the operands, then of the result
+    itemsizes: tuple[int, ...]
+    inside: tuple[int, ...] = ()  # operands that are in memory anyway
+
+    @cached_property
+    def columns(self) -> dict[str, int]:
+        """The column of each label in sizes."""
+        return {label: number for number, label in enumerate(self.einsum.labels)}
+
+    @property
+    def copied(self) -> list[tuple[IndexEntries, tuple[int, ...], int]]:
+        """The index, the shape and the bytes of an element of each operand that is not inside."""
+        found = []
+        for operand, entries in enumerate(self.einsum.operands):
+            if operand not in self.inside:
+                found.append((entries, self.shapes[operand], self.itemsizes[operand]))
+        return found
+
+    def sizes(self) -> Sizes:
+        """Return the sizes of pieces, for all ways to cut that make at most MOST_PASSES passes.
+
+        Long labels are cut into 1, 2, 3, 4, 6, 8, 12, … parts in all combinations; of the other
+        labels the first few are cut into single indices. Ways that cut the first labels come first:
+        their pieces lie in fewer runs of memory.
+        """
+        extent = {label: max(1, n) for label, n in self.einsum.extents}
+        longest = sorted(extent, key=lambda label: -extent[label])[:MOST_LABELS_CUT]
+        long_labels = [label for label in reversed(self.einsum.labels) if label in longest]
+        short_labels = [label for label in self.einsum.labels if label not in longest]
+        step = 1 if len(long_labels) < 5 else 2
+        ways = _ways_to_cut([extent[label] for label in long_labels], step)
+        columns = dict(zip(long_labels, ways.T, strict=True))
+        found = []
+        for single in range(len(short_labels) + 1):  # how many short labels are cut
+            for position, label in enumerate(short_labels):
+                size = 1 if position < single else extent[label]
+                columns[label] = np.full(len(ways), size)
+            table = np.array([columns[label] for label in self.einsum.labels], np.int64)
+            found.append(table.reshape(-1, len(ways)))
+        sizes = np.concatenate(found, axis=1).T
+        few_passes: Sizes = sizes[self.parts(sizes).prod(axis=1) <= MOST_PASSES]
+        return few_passes
+
+    def parts(self, sizes: Sizes) -> Sizes:
+        """Return the number of parts of each label."""
+        extents = np.array([max(extent, 1) for _, extent in self.einsum.extents], np.int64)
+        return -(-extents // sizes)
+
+    def nbytes(self, sizes: Sizes, ahead: bool) -> Amounts:
+        """Return the bytes of the pieces that are in memory at once, for each way to cut.
+
+        With `ahead` there are two of each piece that changes, one in use and one on its way. Where
+        an aggregated label is cut, memory holds both the result so far and the next summand.
+        """
+        is_cut = self.parts(sizes) > 1
+        columns = self.columns
+        total = np.zeros(len(sizes))
+        for entries, shape, itemsize in self.copied:
+            own_columns = [columns[entry] for entry in entries if isinstance(entry, str)]
+            twice = is_cut[:, own_columns].any(axis=1) & ahead
+            total += self._elements(entries, shape, sizes) * itemsize * (1 + twice)
+        result = self._elements(self.einsum.output, self.shapes[-1], sizes) * self.itemsizes[-1]
+        outputs = len(self.einsum.output)
+        result_twice = is_cut[:, :outputs].any(axis=1) & ahead
+        aggregation_is_cut = is_cut[:, outputs:].any(axis=1)
+        return total + result * (1 + result_twice) + result * aggregation_is_cut
+
+    def _elements(self, entries: IndexEntries, shape: Sequence[int], sizes: Sizes) -> Amounts:
+        """Return the elements of a tensor's piece; a gathered dimension is needed whole."""
+        total = np.ones(len(sizes))
+        for entry, extent in zip(entries, shape, strict=True):
+            total *= sizes[:, self.columns[entry]] if isinstance(entry, str) else extent
+        return total
 
 
 def _ways_to_cut(extents: Sequence[int], step: int) -> Sizes:
@@ -497,59 +551,7 @@ def _ways_to_cut(extents: Sequence[int], step: int) -> Sizes:
     return sizes
 
 
-def counts(einsum: EinSum, sizes: Sizes) -> Sizes:
-    """Return the number of parts of each label."""
-    extents = np.array([max(extent, 1) for _, extent in einsum.extents], np.int64)
-    return -(-extents // sizes)
-
-
-def pieces_bytes(
-    einsum: EinSum,
-    sizes: Sizes,
-    shapes: Sequence[Sequence[int]],
-    itemsizes: Sequence[int],
-    inside: Collection[int],
-    ahead: bool,
-) -> Amounts:
-    """Return the bytes of the pieces that are in memory at once, for each way to cut.
-
-    `shapes` and `itemsizes` are those of the operands, then of the result. The operands `inside`
-    are in memory anyway. With `ahead` there are two of each piece that changes, one in use and one
-    on its way. Where an aggregated label is cut, memory holds both the result so far and the next
-    summand.
-    """
-    is_cut = counts(einsum, sizes) > 1
-    column = {label: k for k, label in enumerate(einsum.labels)}
-    total = np.zeros(len(sizes))
-    for operand, entries in enumerate(einsum.operands):
-        if operand in inside:
-            continue
-        own_columns = [column[entry] for entry in entries if isinstance(entry, str)]
-        twice = is_cut[:, own_columns].any(axis=1) & ahead
-        elements = _elements(entries, shapes[operand], sizes, column)
-        total += elements * itemsizes[operand] * (1 + twice)
-
-    result_bytes = _elements(einsum.output, shapes[-1], sizes, column) * itemsizes[-1]
-    outputs = len(einsum.output)
-    result_twice = is_cut[:, :outputs].any(axis=1) & ahead
-    aggregation_is_cut = is_cut[:, outputs:].any(axis=1)
-    return total + result_bytes * (1 + result_twice) + result_bytes * aggregation_is_cut
-
-
-def _elements(
-    entries: IndexEntries, shape: Sequence[int], sizes: Sizes, column: dict[str, int]
-) -> Amounts:
-    """Return the elements of a tensor's piece; a gathered dimension is needed whole."""
-    total = np.ones(len(sizes))
-    for entry, extent in zip(entries, shape, strict=True):
-        total *= sizes[:, column[entry]] if isinstance(entry, str) else extent
-    return total
-
-
 @lru_cache(maxsize=1024)  # layers repeat
-def least_bytes_of_pieces(
-    einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...]
-) -> int:
-    """Return the bytes of the smallest pieces of a vertex, when nothing of it stays in memory."""
-    sizes = block_sizes(einsum)
-    return int(pieces_bytes(einsum, sizes, shapes, itemsizes, (), ahead=False).min())
+def least_bytes_of_pieces(pieces: Pieces) -> int:
+    """Return the bytes of the smallest pieces of a vertex."""
+    return int(pieces.nbytes(pieces.sizes(), ahead=False).min())

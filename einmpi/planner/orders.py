@@ -5,6 +5,7 @@ docs/planner.md, "Halos"."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Generic, TypeVar
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
@@ -19,6 +20,7 @@ NOTHING_FIXED: Mapping[str, Fixed] = {}
 NOTHING_ALIKE: Mapping[str, str] = {}
 MOST_FIRST_AXES = 2  # to try: each is a search of its own
 
+Item = TypeVar("Item")
 _Member = tuple[str, str, str | int]  # a label of a vertex, or a dimension of a tensor
 
 
@@ -90,11 +92,30 @@ def orders_agree(graph: EinGraph, same: Mapping[str, str], fixed: Mapping[str, F
     return _Classes(graph, same).fixed(fixed) is not None
 
 
-class _Classes:
-    """Classes of labels and dimensions, each known by one of its members."""
+class Classes(Generic[Item]):
+    """Classes of items, each known by one of its members."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Item, Item] = {}
+
+    def root(self, item: Item) -> Item:
+        """Return the item that stands for the class of an item."""
+        while item in self.parent:
+            item = self.parent[item]
+        return item
+
+    def join(self, one: Item, two: Item) -> None:
+        """Make one class of those of two items."""
+        first, second = self.root(one), self.root(two)
+        if first != second:
+            self.parent[second] = first
+
+
+class _Classes(Classes[_Member]):
+    """Classes of labels and dimensions."""
 
     def __init__(self, graph: EinGraph, same: Mapping[str, str]) -> None:
-        self.parent: dict[_Member, _Member] = {}
+        super().__init__()
         self.arithmetic: list[_Member] = []  # labels with arithmetic, in the order of the graph
         self.has_other_forms = False  # as graphs with scans, gathers and recurrences
         for vertex in graph.computed:
@@ -102,13 +123,7 @@ class _Classes:
         for name, other in {**same, **graph.carried}.items():
             if name in graph.by_name and other in graph.by_name:
                 for dimension in range(len(graph[name].bound)):
-                    self._join(("tensor", name, dimension), ("tensor", other, dimension))
-
-    def root(self, member: _Member) -> _Member:
-        """Return the member that stands for the class of a member."""
-        while member in self.parent:
-            member = self.parent[member]
-        return member
+                    self.join(("tensor", name, dimension), ("tensor", other, dimension))
 
     def fixed(self, orders: Mapping[str, Fixed]) -> dict[_Member, int] | None:
         """Return the order of each class of which a dimension is fixed; None if they disagree."""
@@ -125,25 +140,20 @@ class _Classes:
             return []
         return list(dict.fromkeys(self.root(label) for label in self.arithmetic))
 
-    def _join(self, one: _Member, two: _Member) -> None:
-        first, second = self.root(one), self.root(two)
-        if first != second:
-            self.parent[second] = first
-
     def _join_labels(self, vertex: Vertex) -> None:
         """Join the labels of a vertex with what they index."""
         einsum = vertex.computed_einsum
         is_special = einsum.scan is not None or einsum.segments is not None
         self.has_other_forms |= is_special or vertex.recurrence is not None
         for dimension, label in enumerate(einsum.output):
-            self._join(("tensor", vertex.name, dimension), ("vertex", vertex.name, label))
+            self.join(("tensor", vertex.name, dimension), ("vertex", vertex.name, label))
         for name, index in zip(vertex.inputs, einsum.operands, strict=True):
             for dimension, entry in enumerate(index):
                 labels = (entry,) if isinstance(entry, str) else arithmetic_labels(entry)
                 if labels is None:
                     self.has_other_forms = True
                 for label in labels or ():
-                    self._join(("tensor", name, dimension), ("vertex", vertex.name, label))
+                    self.join(("tensor", name, dimension), ("vertex", vertex.name, label))
                     if not isinstance(entry, str):
                         self.arithmetic.append(("vertex", vertex.name, label))
 

@@ -262,10 +262,6 @@ class Compute(Step):
     def working_bytes(self) -> int:
         return self.tiles.nbytes
 
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        for slot in self.writes:
-            yield slot, self._regions[slot] if self.tiles.bounds else tuple(map(whole, slot.shape))
-
     def __str__(self) -> str:
         tiles = self.tiles
         size = "×".join(map(str, tiles.block))
@@ -349,11 +345,8 @@ class Compute(Step):
                     found[slot] = whole_region(slot)
         return found
 
-    def region_read(self, slot: Slot) -> Region:
-        return self._regions[slot] if self.tiles.bounds else super().region_read(slot)
-
-    def region_written(self, slot: Slot) -> Region:
-        return self.region_read(slot)
+    def region_of(self, slot: Slot) -> Region:
+        return self._regions[slot] if self.tiles.bounds else super().region_of(slot)
 
     @cached_property
     def part(self) -> Compute:
@@ -533,6 +526,16 @@ def _accumulation(aggregation: str, part: Slot, total: Slot) -> Transfer:
     return Transfer(total.tensor, part, total, moves, aggregation=aggregation)
 
 
+def members_of(kernels: Sequence[Kernel]) -> list[Member]:
+    """Return kernels as what a chain consists of."""
+    found = []
+    for kernel in kernels:
+        itemsize = np.dtype(kernel.target.dtype).itemsize
+        inputs = tuple(names_of(kernel.operands))
+        found.append(Member(kernel.target.name, inputs, kernel.einsum, itemsize))
+    return found
+
+
 def fused(
     kernels: Sequence[Kernel],
     inner: frozenset[Slot],
@@ -541,10 +544,5 @@ def fused(
     bounds: Tile = (),
 ) -> Compute:
     """Return kernels as one step: what passes between them has memory for one tile only."""
-    members = []
-    for kernel in kernels:
-        itemsize = np.dtype(kernel.target.dtype).itemsize
-        inputs = tuple(names_of(kernel.operands))
-        members.append(Member(kernel.target.name, inputs, kernel.einsum, itemsize))
-    nbytes = bytes_of_blocks(members, names_of(inner), rows, block)
+    nbytes = bytes_of_blocks(members_of(kernels), names_of(inner), rows, block)
     return Compute(tuple(kernels), Tiles("memory", rows, block, bounds, nbytes), inner)

@@ -6,12 +6,12 @@ What passes from one kernel to the next stays in the cache, so that softmax read
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from einmpi.schedule.compute import Compute, Kernel, Tiles
+from einmpi.planner.chains import shared_rows
+from einmpi.schedule.compute import Compute, Kernel, Tiles, members_of
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.schedule import Schedule
@@ -78,13 +78,14 @@ def _longest_run(
     Loads are among them if a kernel of the run follows, and nothing of the run has used their slot.
     """
     run: list[Step] = []
-    rows = _SharedRows()
     used: set[str] = set()  # slots of the run
     for step in steps[start:]:
         kernel = step.only_kernel
         if kernel is not None:
             is_accepted = rule.accepts(kernel) or (not run and rule.can_lead(kernel))
-            if not is_accepted or _is_alone(kernel, updates, rule) or not rows.add(kernel):
+            if not is_accepted or _is_alone(kernel, updates, rule):
+                break
+            if not _rows_of([*_kernels_of(run), kernel]):
                 break
         elif not run or not step.when_fused:
             break
@@ -186,11 +187,13 @@ def _reads_own_rows(
 
 
 def _rows_of(kernels: Sequence[Kernel]) -> tuple[tuple[str, ...], ...]:
-    """Return the rows of kernels that share some."""
-    shared = _SharedRows()
-    for kernel in kernels:
-        shared.add(kernel)
-    return shared.rows()
+    """Return the rows that kernels share and that none of them aggregates."""
+    rows = []
+    for labels in shared_rows(members_of(kernels)):
+        pairs = zip(labels, kernels, strict=True)
+        if all(label in kernel.einsum.output for label, kernel in pairs):
+            rows.append(labels)
+    return tuple(rows)
 
 
 def _group_of(
@@ -239,76 +242,3 @@ def _kernels_of(run: Sequence[Step]) -> list[Kernel]:
 def _peak_bytes(steps: Sequence[Step], in_memory: Mapping[str, int]) -> int:
     """Return the most bytes in use during some steps, given the slots in memory before them."""
     return max(bytes_needed(steps, in_memory_before=in_memory), default=0)
-
-
-@dataclass
-class _SharedRows:
-    """The rows of consecutive kernels.
-
-    A label of one kernel and a label of another are the same row if the one kernel writes a
-    dimension with the one that the other kernel reads with the other. Every row is named by the
-    first kernel's label.
-    """
-
-    kernels: list[Kernel] = field(default_factory=list)
-    producer: dict[str, int] = field(default_factory=dict)  # the kernel that writes a slot
-
-    def add(self, kernel: Kernel) -> bool:
-        """Add a kernel if it reads what the others write and rows remain; return whether."""
-        if self.kernels and not any(slot.name in self.producer for slot in kernel.operands):
-            return False
-        self.kernels.append(kernel)
-        self.producer[kernel.target.name] = len(self.kernels) - 1
-        if self.rows():
-            return True
-        self.kernels.pop()
-        del self.producer[kernel.target.name]
-        return False
-
-    def rows(self) -> tuple[tuple[str, ...], ...]:
-        """Return the labels of each row, one for each kernel.
-
-        A row is a label of every kernel, once in each, and no kernel aggregates it. The rows are
-        in the order of the first kernel's output.
-        """
-        first = self.kernels[0].einsum
-        row_of_label = [{label: label for label in first.output}]  # of each kernel
-        rejected: set[str] = set()
-        for kernel in self.kernels[1:]:
-            found = self._match_labels(kernel, row_of_label, rejected)
-            row_of_label.append(found)
-            counts = Counter(found.values())
-            rejected.update(row for row in first.output if counts[row] != 1)
-            rejected.update(
-                row for label, row in found.items() if label not in kernel.einsum.output
-            )
-        rows = []
-        for row in first.output:
-            if row not in rejected:
-                rows.append(tuple(_label_of(row, labels) for labels in row_of_label))
-        return tuple(rows)
-
-    def _match_labels(
-        self, kernel: Kernel, row_of_label: Sequence[dict[str, str]], rejected: set[str]
-    ) -> dict[str, str]:
-        """Return the row of each label of a kernel, and reject rows that are gathered or mixed."""
-        found: dict[str, str] = {}
-        for slot, index in zip(kernel.operands, kernel.einsum.operands, strict=True):
-            if slot.name not in self.producer:
-                continue
-            producer = self.producer[slot.name]
-            written = self.kernels[producer].einsum.output
-            for entry, label in zip(index, written, strict=True):
-                row = row_of_label[producer].get(label)
-                if row is None:
-                    continue
-                if not isinstance(entry, str):
-                    rejected.add(row)
-                elif found.setdefault(entry, row) != row:
-                    rejected.update((row, found[entry]))
-        return found
-
-
-def _label_of(row: str, row_of_label: dict[str, str]) -> str:
-    """Return the label that a row has in a kernel."""
-    return next(label for label in row_of_label if row_of_label[label] == row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +25,7 @@ from einmpi.planner.moving.halo import (
 from einmpi.planner.moving.halo_words import most_needed
 from einmpi.schedule.layout import Layout, ranks_along
 from einmpi.schedule.moves import group_of, moves_of, runs_along, sent_and_received
-from einmpi.schedule.regions import Region, Runs, intersect, locate, one_run, subtract
+from einmpi.schedule.regions import Region, Runs, intersect, locate, one_run
 from einmpi.schedule.transfers import Moves
 
 
@@ -69,18 +68,6 @@ class _NeededBlocks:
             outside += not intersect(runs, self.reached(dimension, digits))
         return outside <= 1
 
-    def corners(self, digits: Sequence[int]) -> Iterator[Region]:
-        """Yield what the rank with these digits has room for, but does not read."""
-        sides = []
-        for dimension in range(len(self.bound)):
-            runs = self.runs(dimension, digits)
-            inside = intersect(runs, self.reached(dimension, digits))
-            sides.append((inside, subtract(runs, inside)))
-        for outside in itertools.product((0, 1), repeat=len(sides)):
-            region = tuple(side[which] for side, which in zip(sides, outside, strict=True))
-            if sum(outside) > 1 and all(region):
-                yield region
-
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         """Return the axes on whose digits these indices depend."""
         return cutting_axes(axes_of_labels(self.needed.labels(dimension), self.state))
@@ -114,8 +101,7 @@ def halo_moves(
         max_elements = max(source.max_elements() * mesh.ranks, most)
     moves = moves_of(group, me, sends, receives, False, max_elements)
     largest_block = max(source.max_elements(), most)
-    unread = tuple(tuple(map(locate, corner, own)) for corner in wanted.corners(digits))
-    return replace(moves, largest_block=largest_block, is_halo=True, unread=unread), own
+    return replace(moves, largest_block=largest_block, is_halo=True), own
 
 
 def _most_moved(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TypeAlias
 
-from einmpi.schedule.compute import Compute, fused
+from einmpi.planner.chains import shared_rows
+from einmpi.schedule.compute import Compute, Kernel, fused, members_of
 from einmpi.schedule.cuts import label_of_part
 from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Region, Slot, intersect, names_of
@@ -273,23 +274,18 @@ def _row_along(step: Compute, label: str) -> tuple[str, ...] | None:
     """
     if step.tiles.kind in ("scattered", "slow") or step.halos or step.begins:
         return None
-    made: dict[Slot, int] = {}  # the dimension that the label is of what kernels have computed
-    found: list[str] = []
-    for number, kernel in enumerate(step.kernels):
-        own: set[str | None] = set()
-        if number == 0:
-            own.add(label_of_part(kernel, kernel.target, kernel.einsum.output.index(label)))
-        for slot in dict.fromkeys(kernel.operands):
-            if slot in made:
-                own.add(label_of_part(kernel, slot, made[slot]))
-        if len(own) != 1:
-            return None
-        (own_label,) = own
-        if own_label is None:
-            return None
-        found.append(own_label)
-        made[kernel.target] = kernel.einsum.output.index(own_label)
-    return tuple(found)
+    for labels in shared_rows(members_of(step.kernels)):
+        if labels[0] == label and all(map(_can_be_cut, step.kernels, labels)):
+            return labels
+    return None
+
+
+def _can_be_cut(kernel: Kernel, label: str) -> bool:
+    """Return whether a kernel can be computed for some indices of a label of its output only."""
+    output = kernel.einsum.output
+    if label not in output:
+        return False
+    return label_of_part(kernel, kernel.target, output.index(label)) is not None
 
 
 def _is_computed(transfer: Transfer, computed: Compute) -> bool:
@@ -308,7 +304,7 @@ def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
     """Return whether a step has to wait until a transfer in the background is done."""
     if step.kind == "store":
         return False  # it only says where the output is
-    if step.transfer is not None or step.group:
+    if step.transfer is not None:
         return True  # transfers stay in order
     moving = {*transfer.reads, *transfer.writes}
     given_up = [*step.frees, *step.reuses]
@@ -316,19 +312,9 @@ def _is_in_conflict(step: Step, transfer: Transfer) -> bool:
         given_up += [reuse.source, *reuse.nan_checked]
     if moving.intersection(given_up):
         return True
-    for slot in step.reads:
-        if slot not in transfer.writes:
-            continue
-        arriving = transfer.region_written(slot)
-        if _have_common(step.region_read(slot), arriving):
-            return True
-    for slot in step.writes:
-        if slot not in moving:
-            continue
-        sent = transfer.region_read(slot)
-        if _have_common(step.region_written(slot), sent):
-            return True
-    return False
+    touched = [slot for slot in step.reads if slot in transfer.writes]
+    touched += [slot for slot in step.writes if slot in moving]
+    return any(_have_common(step.region_of(slot), transfer.region_of(slot)) for slot in touched)
 
 
 def _have_common(one: Region, two: Region) -> bool:

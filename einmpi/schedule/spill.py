@@ -6,16 +6,15 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
-from einmpi.planner.memory import Amounts, Sizes, block_sizes, counts, pieces_bytes
+from einmpi.planner.memory import Amounts, Pieces, Sizes
 from einmpi.schedule.compute import Compute, Kernel, Tiles
 from einmpi.schedule.memory import bytes_needed, earliest_start, reordered
 from einmpi.schedule.regions import Slot, names_of
@@ -263,15 +262,8 @@ def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
 TILE_OVERHEAD_BYTES = 2**18  # what could be copied in the time it takes to begin a tile
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """One way to cut a kernel; the fields are those of Tiles."""
-
-    cost: float  # in bytes that could be copied in the time it takes
-    blocks: tuple[tuple[str, int], ...]
-    ahead: bool
-    buffers: int
-    fetched: int
+# A way to cut a kernel, after its cost in bytes that could be copied in the time that it takes.
+_Priced: TypeAlias = tuple[float, Tiles]
 
 
 def out_of_core(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Compute | None:
@@ -283,79 +275,62 @@ def out_of_core(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Comp
     slots = (*kernel.operands, kernel.target)
     shapes = tuple(slot.shape for slot in slots)
     itemsizes = tuple(np.dtype(slot.dtype).itemsize for slot in slots)
-    cut = _best_cut(kernel.einsum, shapes, itemsizes, memory, tuple(inside))
-    if cut is None:
-        return None
-    tiles = Tiles(
-        "slow",
-        tuple([(label,) for label, _ in cut.blocks]),
-        tuple([size for _, size in cut.blocks]),
-        nbytes=cut.buffers,
-        inside=tuple(inside),
-        ahead=cut.ahead,
-        fetched=cut.fetched,
-    )
-    return Compute((kernel,), tiles)
+    tiles = _best_tiles(Pieces(kernel.einsum, shapes, itemsizes, tuple(inside)), memory)
+    return None if tiles is None else Compute((kernel,), tiles)
 
 
 @lru_cache(maxsize=1024)  # layers repeat
-def _best_cut(
-    einsum: EinSum,
-    shapes: tuple[tuple[int, ...], ...],
-    itemsizes: tuple[int, ...],
-    memory: int,
-    inside: tuple[int, ...],
-) -> _Cut | None:
-    sizes = block_sizes(einsum)
-    best = _cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead=True)
-    without = _cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead=False)
-    if best is None or (without is not None and without.cost < best.cost):
-        best = without
-    if best is None:
+def _best_tiles(pieces: Pieces, memory: int) -> Tiles | None:
+    sizes = pieces.sizes()
+    found = [_cheapest(pieces, sizes, memory, ahead) for ahead in (True, False)]
+    possible = [priced for priced in found if priced is not None]
+    if not possible:
         # The plan promised that the longest shares fit. With more than six labels, other labels
         # may be the longest on this rank: then only single elements are sure to fit.
-        ones = np.ones_like(sizes[:1])
-        best = _cheapest(einsum, ones, shapes, itemsizes, memory, inside, ahead=False)
-    return best
+        single = _cheapest(pieces, np.ones_like(sizes[:1]), memory, ahead=False)
+        return None if single is None else single[1]
+    _, tiles = min(possible, key=lambda priced: priced[0])
+    return tiles
 
 
-def _cheapest(
-    einsum: EinSum,
-    sizes: Sizes,
-    shapes: Sequence[Sequence[int]],
-    itemsizes: Sequence[int],
-    memory: int,
-    inside: tuple[int, ...],
-    ahead: bool,
-) -> _Cut | None:
+def _cheapest(pieces: Pieces, sizes: Sizes, memory: int, ahead: bool) -> _Priced | None:
     """Return the cheapest of these sizes of blocks, with the best order of the loops."""
-    needed = pieces_bytes(einsum, sizes, shapes, itemsizes, inside, ahead)
+    needed = pieces.nbytes(sizes, ahead)
     fits = needed <= memory
     sizes = sizes[fits]
     needed = needed[fits]
     if len(sizes) == 0:
         return None
+    einsum = pieces.einsum
     # A row for each way to cut, a column for each label: how many parts.
-    parts = counts(einsum, sizes).astype(np.float64)
+    parts = pieces.parts(sizes).astype(np.float64)
     parts_of = dict(zip(einsum.labels, parts.T, strict=True))
     aggregated_parts = parts[:, len(einsum.output) :].prod(axis=1)
-    combined = prod(shapes[-1]) * itemsizes[-1] * (aggregated_parts - 1)
+    combined = prod(pieces.shapes[-1]) * pieces.itemsizes[-1] * (aggregated_parts - 1)
     fixed = combined + TILE_OVERHEAD_BYTES * parts.prod(axis=1)
-    copied = _copied_once(einsum, shapes, itemsizes, sizes, inside)
-    best: _Cut | None = None
+    copied = _copied_once(pieces, sizes)
+    best: _Priced | None = None
     for order in _orders(einsum.output):
         loops = (*order, *einsum.aggregated)
         fetched = np.zeros(len(sizes))
-        for operand, nbytes in copied.items():
-            fetched += nbytes * _times_copied(einsum.operands[operand], parts_of, loops)
+        for entries, nbytes in copied:
+            fetched += nbytes * _times_copied(entries, parts_of, loops)
         cost = fixed + fetched
         if not ahead:
             cost = 2 * cost  # nothing is computed while pieces are copied
         row = int(cost.argmin())
-        if best is None or cost[row] < best.cost:
+        if best is None or cost[row] < best[0]:
             size = dict(zip(einsum.labels, map(int, sizes[row]), strict=True))
-            blocks = tuple((label, size[label]) for label in loops)
-            best = _Cut(float(cost[row]), blocks, ahead, int(needed[row]), int(fetched[row]))
+            tiles = Tiles(
+                "slow",
+                tuple([(label,) for label in loops]),
+                tuple([size[label] for label in loops]),
+                nbytes=int(needed[row]),
+                inside=pieces.inside,
+                ahead=ahead,
+                fetched=int(fetched[row]),
+            )
+            best = float(cost[row]), tiles
     return best
 
 
@@ -371,31 +346,21 @@ def _orders(output: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield (*outer, before, last)
 
 
-def _copied_once(
-    einsum: EinSum,
-    shapes: Sequence[Sequence[int]],
-    itemsizes: Sequence[int],
-    sizes: Sizes,
-    inside: Sequence[int],
-) -> dict[int, Amounts]:
+def _copied_once(pieces: Pieces, sizes: Sizes) -> list[tuple[IndexEntries, Amounts]]:
     """Return the bytes of all pieces of each operand that is copied, each piece counted once."""
-    found = {}
-    column = {label: k for k, label in enumerate(einsum.labels)}
-    for operand, entries in enumerate(einsum.operands):
-        if operand in inside:
-            continue
-        nbytes = itemsizes[operand]
-        for entry, extent in zip(entries, shapes[operand], strict=True):
+    found = []
+    for entries, shape, nbytes in pieces.copied:
+        for entry, extent in zip(entries, shape, strict=True):
             if not isinstance(entry, str):
                 nbytes *= extent  # a gather needs all of this dimension
         total = np.full(len(sizes), float(nbytes))
         for label in dict.fromkeys(entry for entry in entries if isinstance(entry, str)):
-            size = sizes[:, column[label]]
-            extent = einsum.extent[label]
+            size = sizes[:, pieces.columns[label]]
+            extent = pieces.einsum.extent[label]
             power = entries.count(label)  # the pieces of a diagonal are squares
             last_size = (extent % size).astype(np.float64)
             total *= extent // size * size.astype(np.float64) ** power + last_size**power
-        found[operand] = total
+        found.append((entries, total))
     return found
 
 

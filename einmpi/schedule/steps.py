@@ -75,12 +75,8 @@ class Step(ABC):
         """The slots whose values it creates or changes."""
         return ()
 
-    def region_read(self, slot: Slot) -> Region:
-        """Return which elements it uses of a slot that it reads."""
-        return whole_region(slot)
-
-    def region_written(self, slot: Slot) -> Region:
-        """Return which elements it may create or change of a slot that it writes."""
+    def region_of(self, slot: Slot) -> Region:
+        """Return which elements it uses, creates or changes of a slot that it reads or writes."""
         return whole_region(slot)
 
     def allocates(self, slow: Container[str] = ()) -> Slots:
@@ -197,10 +193,6 @@ class Step(ABC):
     def completes_slot(self) -> bool:
         """Whether it adds elements to a slot that other steps fill too."""
         return False
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        """Yield the places to which it writes new elements; a place may be empty."""
-        yield from ()
 
     # How passes change it.
 
@@ -354,9 +346,6 @@ class Load(TensorStep):
     def completes_slot(self) -> bool:
         return True
 
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        yield self.slot, self.place
-
     def __str__(self) -> str:
         numbered = "" if self.numbers is None else ", numbered anew"
         return f"load      {self.slot} ← {show_region(self.region)} of {self.tensor}{numbered}"
@@ -423,12 +412,9 @@ class Transfer(TensorStep):
             return tuple(slot for slot in self.arriving if slot is not None)
         return (self.target,)
 
-    def region_read(self, slot: Slot) -> Region:
+    def region_of(self, slot: Slot) -> Region:
         everything = whole_region(slot)
         return everything if self.part is None else self.part.of_region(everything)
-
-    def region_written(self, slot: Slot) -> Region:
-        return self.region_read(slot)
 
     def in_parts(self) -> list[Transfer]:
         """Return the steps that do it part by part; itself if it is not cut."""
@@ -471,20 +457,6 @@ class Transfer(TensorStep):
     @property
     def completes_slot(self) -> bool:
         return self.aggregation is None and self.source == self.target
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        if self.aggregation is not None:
-            return
-        if self.arriving:
-            for slot in self.writes:
-                yield slot, tuple(map(whole, slot.shape))
-            return
-        if self.moves.own is not None:
-            yield self.target, self.moves.own[1]
-        for _, region in self.moves.incoming():
-            yield self.target, region
-        for region in self.moves.unread:  # nobody misses it
-            yield self.target, region
 
     def __str__(self) -> str:
         place = "" if self.part is None else f" at {self.part}"

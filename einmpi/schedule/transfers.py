@@ -186,7 +186,6 @@ class Moves:
     # The elements of the largest block that any member has before or after, if that is known.
     largest_block: int | None = None
     is_halo: bool = False  # most of a block stays where it is, and its neighbours' edges come
-    unread: tuple[Region, ...] = ()  # corners of the target that nothing fills and no kernel reads
     unchanged: tuple[Unchanged, ...] = ()  # dimensions
 
     def part(self, part: Part) -> Moves:

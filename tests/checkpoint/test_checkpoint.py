@@ -18,6 +18,7 @@ from distributed import assert_close
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_cuts import plan_crosses_windows, random_cuts
+from schedule_checks import verify
 
 import einmpi
 from einmpi.api import options_of
@@ -38,7 +39,6 @@ from einmpi.report.describe import relative_error
 from einmpi.schedule.layout import PARTIAL
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Repeat, Transfer
-from einmpi.schedule.verify import verify
 from einmpi.units import parse_seconds
 
 HOUR = 3600.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from schedule_checks import verify
 
 import einmpi
 from einmpi.api import options_of
@@ -25,7 +26,6 @@ from einmpi.schedule.memory import peak_bytes, spilled_bytes
 from einmpi.schedule.passes import fuse
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Repeat, Transfer
-from einmpi.schedule.verify import verify
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_checks import verify
 from step_kinds import computed_as
 
 import einmpi
@@ -20,7 +21,6 @@ from einmpi.loops.running import LoopRun
 from einmpi.planner import memory, peak_memory
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.verify import verify
 
 
 def run_loop(

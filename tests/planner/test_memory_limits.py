@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from paper_llama import llama_program
+from schedule_checks import verify
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
@@ -21,7 +22,6 @@ from einmpi.planner.saving_memory.mixtures import searches_kept
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.verify import verify
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 # Limits that differ by a byte or two can exchange their places: a message buffer is an eighth of

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from schedule_checks import verify
 from step_kinds import computed_as
 
 import einmpi
@@ -22,7 +23,6 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.passes import fuse
 from einmpi.schedule.steps import Spill, Transfer
-from einmpi.schedule.verify import verify
 
 RANKS = [2, 3, 4, 6, 9]
 HEAT = """

@@ -14,6 +14,7 @@ import pytest
 from distributed import NoValues
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_checks import verify
 from step_kinds import computed_as, is_reduce
 
 import einmpi
@@ -36,7 +37,6 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.overlap import with_overlap
 from einmpi.schedule.steps import Await
-from einmpi.schedule.verify import verify
 
 CHAIN = "Z[i,k] = sum(A[i,j] * B[j,k]) + sum(C[i,j] * sum(D[j,l] * E[l,k]))"
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from schedule_checks import verify
 from step_kinds import computed_as
 
 import einmpi
@@ -21,7 +22,6 @@ from einmpi.planner import chains
 from einmpi.planner.moving import overlap
 from einmpi.runtime.sharing import inputs as shared_inputs
 from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.verify import verify
 
 N = 48
 

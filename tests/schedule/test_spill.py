@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedule_checks import verify
 
 import einmpi
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.memory import MOST_PASSES, block_sizes, counts, pieces_bytes
+from einmpi.planner.memory import MOST_PASSES, Pieces
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
@@ -19,7 +20,6 @@ from einmpi.schedule.regions import Slot, elements, indices, stretch
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import TILE_OVERHEAD_BYTES, out_of_core, with_spills
 from einmpi.schedule.steps import Load
-from einmpi.schedule.verify import verify
 
 COPY = einmpi.program("Z[i] = X[i]", X=(0,)).graph["Z"].einsum
 
@@ -192,10 +192,11 @@ def test_a_kernel_with_many_labels():
 def test_the_sizes_of_blocks_that_are_considered(extents):
     """They make few passes and are no larger than the labels; the whole kernel comes first."""
     einsum = product(*extents).einsum
-    sizes = block_sizes(einsum)
+    pieces = Pieces(einsum, (), ())
+    sizes = pieces.sizes()
     whole = np.maximum([extent for _, extent in einsum.extents], 1)
     assert (sizes >= 1).all() and (sizes <= whole).all() and (sizes[0] == whole).all()
-    assert counts(einsum, sizes).prod(axis=1).max() <= MOST_PASSES
+    assert pieces.parts(sizes).prod(axis=1).max() <= MOST_PASSES
 
 
 @pytest.mark.slow
@@ -210,11 +211,9 @@ def test_the_best_cut_costs_least_when_its_passes_are_counted(m, n, k, memory, g
     found = out_of_core(kernel, memory, inside)
     if found is None or not found.tiles.ahead:
         return
-    shapes, itemsizes = [(m, n), (n, k), (m, k)], (8, 8, 8)
-    sizes = block_sizes(kernel.einsum)
-    fitting = sizes[
-        pieces_bytes(kernel.einsum, sizes, shapes, itemsizes, inside, ahead=True) <= memory
-    ]
+    pieces = Pieces(kernel.einsum, ((m, n), (n, k), (m, k)), (8, 8, 8), inside)
+    sizes = pieces.sizes()
+    fitting = sizes[pieces.nbytes(sizes, ahead=True) <= memory]
 
     def cost(blocks):
         rows, block = zip(*(((label,), size) for label, size in blocks), strict=True)

@@ -1,6 +1,7 @@
 """What steps say about themselves agrees with what the schedule, the runtime and reports need."""
 
 import pytest
+from schedule_checks import places_filled, verify
 
 import einmpi
 from einmpi.kernels.cpu import map_and_folds as grouping_rule
@@ -9,7 +10,6 @@ from einmpi.schedule.groups import with_groups
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import FINAL_LAYOUT, Slot, operand_role
 from einmpi.schedule.steps import Free, SlotStep, Spill, Step, TensorStep
-from einmpi.schedule.verify import verify
 
 SLOT = Slot("Z", (2, 3), "float64")
 
@@ -87,7 +87,7 @@ def test_every_slot_that_is_not_kept_is_freed_once(ranks):
             written.update(step.writes)
             kept.update(step.keeps)
             freed += step.frees
-            assert set(step.writes) <= {slot for slot, _ in step.fills()} | set(step.reads)
+            assert set(step.writes) <= {slot for slot, _ in places_filled(step)} | set(step.reads)
         assert len(freed) == len(set(freed))
         assert set(freed) == written - kept
 

@@ -32,7 +32,7 @@ from einmpi.loops.running import LoopRun
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.sharing import inputs as sharing
 from einmpi.schedule.lower import lower
-from einmpi.schedule.verify import verify
+from tests.lib.schedule_checks import verify
 
 from .case import Case, laid_out
 from .drive import BACKEND_VARIABLE

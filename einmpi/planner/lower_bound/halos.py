@@ -318,8 +318,8 @@ def ways_with_halos(
     labels = einsum.labels
     if count_of_ways(ranks, len(labels) + 1) > MOST_WAYS:
         return least_ways(len(einsum.operands), ranks)
-    every = grids(ranks, [part_counts([extent], ranks) for _, extent in einsum.extents])
-    grid = work.allowed(every)
+    counts = tuple(part_counts([extent], ranks) for _, extent in einsum.extents)
+    grid = work.allowed(grids(ranks, counts))
     if not len(grid):
         return least_ways(len(einsum.operands), ranks)
     roles = [role_of(einsum, label, partial_labels) for label in labels]

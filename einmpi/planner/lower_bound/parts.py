@@ -282,7 +282,7 @@ class _Values:
         self.parts: list[Ints] = []
         self.costs: list[Floats] = []
         for variable in piece.variables:
-            counts = [part_counts([extent], ranks) for extent in variable.extents]
+            counts = tuple(part_counts([extent], ranks) for extent in variable.extents)
             parts = variable.work.allowed(grids(ranks, counts))
             self.parts.append(parts)
             self.costs.append(variable.words(parts).astype(np.float64))

@@ -120,10 +120,49 @@ class PartsProblem:
             return self.charges.of_tensors.get(edge.tensor, 0.0)
         return self.charges.of_reads.get((target.name, edge.operand), 0.0)
 
-    def whole(self) -> Piece:
-        """Return all variables and edges."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether a label or dimension has no index: nothing can be cut into parts."""
+        return any(0 in variable.extents for variable in self.factored.variables)
+
+    def bound_of_all(self, words: int) -> int:
+        """Return the words that every plan moves, or less; at most the given words.
+
+        Large graphs are not looked at: for them it is 0.
+        """
+        count = max(len(self.graph.computed), len(self.factored.variables))
+        if count > MOST_VARIABLES or self.is_empty:
+            return 0
         variables = [PartsVariable(variable.extents) for variable in self.factored.variables]
-        return Piece(tuple(variables), self.edges)
+        return least_words(Piece(tuple(variables), self.edges), self.ranks, words)
+
+    def bound_by_groups(
+        self, plan: KnownPlan, work: Mapping[str, Work], price_of_memory: int = 0, unit: int = 1
+    ) -> int:
+        """Return what every plan moves and pays for repeated operations and memory, or less.
+
+        The price is that of a byte of resident inputs, in fractions of a word. What is returned,
+        and the price of work, is in units, of which a word has so many.
+        """
+        if self.is_empty or any(name not in plan.parts for name in self.factored.number):
+            return 0
+        values: list[Ints] = []
+        variables = []
+        for variable, kept in zip(self.factored.variables, self.factored.permanent, strict=True):
+            values.append(np.array([plan.parts[variable.kind, variable.name]]))
+            own = work.get(variable.name, FREE_WORK) if variable.kind == "vertex" else FREE_WORK
+            blocks = []
+            for nbytes, symbols in kept if price_of_memory else ():
+                blocks.append((price_of_memory * nbytes // MEMORY_FRACTIONS, symbols))
+            variables.append(PartsVariable(variable.extents, own, tuple(blocks)))
+        total = 0
+        solved: dict[Piece, int] = {}
+        for numbers, piece in self.pieces(variables, unit):
+            if piece not in solved:
+                limit = piece.words([values[number] for number in numbers])
+                solved[piece] = least_words(piece, self.ranks, limit)
+            total += solved[piece]
+        return -(-total // HALVES)
 
     @cached_property
     def groups(self) -> list[range]:
@@ -199,70 +238,9 @@ def _moved_to(edges: Sequence[tuple[PartsEdge, int]], first: int) -> tuple[Parts
     return tuple(found)
 
 
-def bound_of_graph(
-    graph: EinGraph,
-    ranks: int,
-    resident: Collection[str],
-    charges: Charges,
-    words: int,
-    carry: Mapping[str, str] = NO_CARRY,
-) -> int:
-    """Return the words that every plan moves, or less; at most the given words.
-
-    Large graphs are not looked at: for them it is 0.
-    """
-    if len(graph.computed) > MOST_VARIABLES:
-        return 0
-    factored = _factored(graph, resident, carry)
-    if len(factored.variables) > MOST_VARIABLES or _is_empty(factored):
-        return 0
-    return least_words(PartsProblem(graph, ranks, factored, charges).whole(), ranks, words)
-
-
-def _factored(graph: EinGraph, resident: Collection[str], carry: Mapping[str, str]) -> Factored:
+def factored_with_carry(
+    graph: EinGraph, resident: Collection[str], carry: Mapping[str, str]
+) -> Factored:
     """Return the variables and edges of a graph; what a loop carries has one layout."""
     same_layout = {output: name for name, output in carry.items()}
     return factor(graph, resident, carry, same_layout={**same_layout, **graph.carried})
-
-
-def _is_empty(factored: Factored) -> bool:
-    """Return whether a label or dimension has no index: nothing can be cut into parts."""
-    return any(0 in variable.extents for variable in factored.variables)
-
-
-def bound_by_groups(
-    graph: EinGraph,
-    ranks: int,
-    resident: Collection[str],
-    charges: Charges,
-    plan: KnownPlan,
-    work: Mapping[str, Work],
-    price_of_memory: int = 0,
-    unit: int = 1,
-) -> int:
-    """Return what every plan moves and pays for repeated operations and memory, or less.
-
-    The price is that of a byte of resident inputs, in fractions of a word. What is returned, and
-    the price of work, is in units, of which a word has so many.
-    """
-    factored = _factored(graph, resident, plan.carry)
-    if _is_empty(factored) or any(name not in plan.parts for name in factored.number):
-        return 0
-    problem = PartsProblem(graph, ranks, factored, charges)
-    values: list[Ints] = []
-    variables = []
-    for variable, kept in zip(factored.variables, factored.permanent, strict=True):
-        values.append(np.array([plan.parts[variable.kind, variable.name]]))
-        own = work.get(variable.name, FREE_WORK) if variable.kind == "vertex" else FREE_WORK
-        blocks = tuple(
-            (price_of_memory * nbytes // MEMORY_FRACTIONS, symbols) for nbytes, symbols in kept
-        )
-        variables.append(PartsVariable(variable.extents, own, blocks if price_of_memory else ()))
-    total = 0
-    solved: dict[Piece, int] = {}
-    for numbers, piece in problem.pieces(variables, unit):
-        if piece not in solved:
-            limit = piece.words([values[number] for number in numbers])
-            solved[piece] = least_words(piece, ranks, limit)
-        total += solved[piece]
-    return -(-total // HALVES)

@@ -99,10 +99,10 @@ def _grids(made: EinSum, read: EinSum, operand: int, ranks: int) -> tuple[Ints, 
 
     In every way: the parts of each dimension of the product, then of whatever else is cut.
     """
-    dimensions = [part_counts([extent], ranks) for extent in made.bound]
+    dimensions = tuple(part_counts([extent], ranks) for extent in made.bound)
     others = _other_labels(read, operand).values()
     of_others = [part_counts(extents, ranks) for extents in others]
-    return grids(ranks, dimensions), grids(ranks, [*dimensions, *of_others])
+    return grids(ranks, dimensions), grids(ranks, (*dimensions, *of_others))
 
 
 @lru_cache(maxsize=16)  # layers repeat

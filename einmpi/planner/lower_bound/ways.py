@@ -91,7 +91,8 @@ def _ways(
 ) -> Ways:
     if count_of_ways(ranks, len(roles) + 1) > MOST_WAYS:
         return least_ways(operands, ranks)
-    grid = work.allowed(grids(ranks, [part_counts(extents, ranks) for _, extents in roles]))
+    counts = tuple(part_counts(extents, ranks) for _, extents in roles)
+    grid = work.allowed(grids(ranks, counts))
     if not len(grid):
         return least_ways(operands, ranks)
     ways = ways_of_grid(grid, [role for role, _ in roles], operands, elements, work)
@@ -132,16 +133,12 @@ def part_counts(extents: Sequence[int], ranks: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def grids(ranks: int, allowed: Sequence[frozenset[int]]) -> Ints:
+@lru_cache(maxsize=64)
+def grids(ranks: int, allowed: tuple[frozenset[int], ...]) -> Ints:
     """Return all ways to write the ranks as a product: an allowed number for each role, and a rest.
 
     Each way is a row, with the rest last.
     """
-    return _grids(ranks, tuple(allowed))
-
-
-@lru_cache(maxsize=64)
-def _grids(ranks: int, allowed: tuple[frozenset[int], ...]) -> Ints:
     grid = _factorizations(ranks, len(allowed) + 1)
     fits = np.ones(len(grid), bool)
     for column, counts in enumerate(allowed):
@@ -192,13 +189,23 @@ def most_kept(
     for dimension, extent in enumerate(bound):
         if extent < ranks and not _is_even(extent, ranks):
             short.append(dimension)
-    # Places in the tables of what is kept: a digit for each length of axes.
+    elements = prod(bound)
+    # Extents as they would be if all fine blocks of a dimension were alike. How many fine blocks
+    # there are depends on the axes; the worst case is taken.
+    rounded = 1
+    for extent in bound:
+        rounded *= extent if extent < ranks else -(-extent // ranks) * ranks
     shape = len(before), len(after)
-    by_turns = np.zeros(shape, np.int32)
-    by_exponents = np.zeros(shape, np.int32)
+    repeated = np.ones(shape, np.int64)  # ranks that have the same before and afterwards
+    # Every axis that turns leaves an equal share of `rounded` elements.
+    times = np.ones(shape, np.int64)
+    shares = np.ones(shape, np.int64)
+    # Where an axis of some length must turn, a rank keeps no more than the longest share of a
+    # dimension along such an axis.
+    longest = np.full(shape, elements)
     primes = prime_factors(ranks)
     for prime in sorted(set(primes)):
-        most = primes.count(prime)
+        powers = prime ** np.arange(primes.count(prime) + 1)
         exponents_before = _exponents(before.T, prime, ranks)[:, :, None]
         exponents_after = _exponents(after.T, prime, ranks)[:, None, :]
         copies_after = exponents_after[-1]
@@ -208,52 +215,21 @@ def most_kept(
             leaving += np.maximum(away, 0)
         exponents = copies_after - leaving
         staying = np.minimum(exponents_before[-1], 0 if one_copy else copies_after)
-        turns = exponents < staying
+        share = _elements_of_longest_share(bound, prime, ranks)
+        longest = np.minimum(longest, np.where(exponents < staying, share, elements))
+        repeated *= powers[staying]
         if short:  # at most so many turn from a short dimension to another one
             exponents += np.minimum(
                 exponents_before[short].sum(axis=0, dtype=np.int8),
                 exponents_after[short].sum(axis=0, dtype=np.int8),
             )
-        if one_copy:
-            exponents = np.minimum(exponents, 0)
-        by_turns = by_turns * (2 * most + 2) + (2 * staying + turns)
-        by_exponents = by_exponents * (2 * most + 1) + (exponents + most)
-    of_turns, of_exponents = _kept_by_axes(bound, ranks)
-    kept: Ints = np.minimum(of_turns[by_turns], of_exponents[by_exponents])
+        if not one_copy:
+            times *= powers[np.maximum(exponents, 0)]
+        shares *= powers[np.maximum(-exponents, 0)]
+    kept: Ints = repeated * longest
+    if rounded * ranks <= MOST_ELEMENTS:
+        kept = np.minimum(kept, rounded * times // shares)
     return kept
-
-
-@lru_cache(maxsize=1024)
-def _kept_by_axes(bound: tuple[int, ...], ranks: int) -> tuple[Ints, Ints]:
-    """Return two tables of the most elements that ranks keep.
-
-    The first has an entry for each number of axes that have copies before and afterwards, and for
-    whether an axis must turn; the second one for the share that axes leave, as an exponent.
-    """
-    repeated = np.ones(1, np.int64)
-    # Where an axis of some length must turn, a rank keeps no more than the longest share of a
-    # dimension along such an axis.
-    elements = np.full(1, prod(bound))
-    # Every axis that turns leaves an equal share, if extents are rounded up to divide evenly.
-    times = np.ones(1, np.int64)
-    shares = np.ones(1, np.int64)
-    primes = prime_factors(ranks)
-    for prime in sorted(set(primes)):
-        powers = prime ** np.arange(primes.count(prime) + 1)
-        longest = [prod(bound), _elements_of_longest_share(bound, prime, ranks)]
-        repeated = np.multiply.outer(repeated, np.repeat(powers, 2)).ravel()
-        elements = np.minimum.outer(elements, np.tile(longest, len(powers))).ravel()
-        ones = np.ones_like(powers[1:])
-        times = np.multiply.outer(times, np.concatenate([ones, powers])).ravel()
-        shares = np.multiply.outer(shares, np.concatenate([powers[:0:-1], ones, [1]])).ravel()
-    # Extents as they would be if all fine blocks of a dimension were alike. How many fine blocks
-    # there are depends on the axes; the worst case is taken.
-    rounded = 1
-    for extent in bound:
-        rounded *= extent if extent < ranks else -(-extent // ranks) * ranks
-    if rounded * ranks > MOST_ELEMENTS:
-        return repeated * elements, np.full(len(times), np.iinfo(np.int64).max)
-    return repeated * elements, rounded * times // shares
 
 
 def _is_even(extent: int, ranks: int) -> bool:

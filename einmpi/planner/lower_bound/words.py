@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from einmpi.graph.eingraph import EinGraph
@@ -10,6 +11,7 @@ from einmpi.planner.lower_bound.pieces import (
     ALL_CUTS,
     MEMORY_FRACTIONS,
     MOST_VARIABLES,
+    NO_CARRY,
     PRICES_OF_MEMORY,
     PRICES_OF_OPERATIONS,
     REPEATING_NO_MORE,
@@ -17,8 +19,8 @@ from einmpi.planner.lower_bound.pieces import (
     Bound,
     Charges,
     KnownPlan,
-    bound_by_groups,
-    bound_of_graph,
+    PartsProblem,
+    factored_with_carry,
 )
 from einmpi.planner.lower_bound.units import EVERY_WORK_FREE, Read, charging_of, tensor_read
 from einmpi.planner.lower_bound.ways import MOST_WORDS, Work, count_of_ways
@@ -40,7 +42,8 @@ def lower_bound_words(
     bound, charges = _charged(graph, ranks, resident)
     if words is None or bound >= words:
         return bound
-    return max(bound, bound_of_graph(graph, ranks, resident, charges, words))
+    factored = factored_with_carry(graph, resident, NO_CARRY)
+    return max(bound, PartsProblem(graph, ranks, factored, charges).bound_of_all(words))
 
 
 FEW_CELLS = 1 << 19  # of tables of all operands: they take little time
@@ -63,14 +66,17 @@ def best_lower_bound(
     if ranks == 1:
         return Bound(0, ALL_CUTS)
     alone, charges = _charged(graph, ranks, resident)
+    best = Bound(alone, ALL_CUTS)
+    if alone >= plan.words:
+        return best
+    factored = factored_with_carry(graph, resident, plan.carry)
+    problem = PartsProblem(graph, ranks, factored, charges)
     looked_for = plan.words
     is_large = _cells(graph, ranks) > FEW_CELLS
     if is_large and not is_default:
         looked_for = min(plan.words, alone + alone // SMALL_GAP)
-    best = Bound(alone, ALL_CUTS)
     if alone < looked_for:
-        together = bound_of_graph(graph, ranks, resident, charges, looked_for, plan.carry)
-        best = Bound(max(alone, together), ALL_CUTS)
+        best = Bound(max(alone, problem.bound_of_all(looked_for)), ALL_CUTS)
     has_small_gap = (plan.words - best.words) * SMALL_GAP <= plan.words
     if is_large and (has_small_gap or not is_default):
         return best
@@ -83,9 +89,10 @@ def best_lower_bound(
             break
         work = _work(graph, repeated, divisor, plan.words)
         alone, charges = _charged(graph, ranks, resident, work)
+        problem = replace(problem, charges=charges)
         unit = divisor if repeated and plan.words < FEW_WORDS else 1
         exact = _work(graph, repeated, divisor, plan.words, unit)
-        together = bound_by_groups(graph, ranks, resident, charges, plan, exact, unit=unit)
+        together = problem.bound_by_groups(plan, exact, unit=unit)
         together = -(-(together - repeated * unit // divisor) // unit)
         found = Bound(max(alone - repeated // divisor, together), REPEATING_NO_MORE)
         best = max(best, found, key=lambda bound: bound.words)
@@ -95,7 +102,7 @@ def best_lower_bound(
                     break
                 paid = repeated * MEMORY_FRACTIONS + price * plan.memory * divisor
                 paid //= divisor * MEMORY_FRACTIONS
-                priced = bound_by_groups(graph, ranks, resident, charges, plan, work, price)
+                priced = problem.bound_by_groups(plan, work, price)
                 found = Bound(min(plan.words, priced - paid), WITHIN_MEMORY)
                 best = max(best, found, key=lambda bound: bound.words)
     return best

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import gcd, prod
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from einmpi.planner.mesh import Extent, Mesh, members_along
+from einmpi.planner.mesh import Extent, Mesh, length_of, members_along
 from einmpi.planner.moving.halo import (
     Ints,
     LabelAxes,
@@ -20,120 +22,135 @@ from einmpi.planner.moving.halo import (
     cutting_axes,
     ends_of_middle,
     indices_by_digits,
-    length,
     reached_blocks,
     share,
     shares_of,
     stretches_by_digits,
+    whole,
 )
 from einmpi.planner.states import named
 
 Axes = tuple[int, ...]
 Item = TypeVar("Item", bound=Hashable)
+# How many indices ranks need or have: first all, then those in blocks that the middle of a star
+# reaches. The last array axes are ranks, or the digits of ranks.
+Counts = npt.NDArray[Any]
 
 MOST_RANKS_COUNTED = 32  # for the tables of the search
 HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is missing
 
 
-@lru_cache(maxsize=4096)
-def _needed_runs(
-    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> tuple[tuple[Runs, list[int]], ...]:
-    """Return the indices of a dimension that ranks need, each time with the places of the ranks."""
-    alike = _shares_by_digits(mesh, needed, dimension, axes, ranks)
-    return tuple((needed.runs(dimension, shares), places) for shares, places in alike)
+@dataclass(eq=False)
+class _Reading:
+    """A dimension of a tensor as a vertex reads it, with its labels cut by some axes."""
+
+    mesh: Mesh
+    needed: Needed
+    dimension: int
+    label_axes: LabelAxes
+    known_counts: dict[object, Counts] = field(default_factory=dict)
+    known_needs: dict[tuple[int, ...], tuple[Ints, Ints]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.axes = cutting_axes(self.label_axes)
+        self.side = self.needed.sides[self.dimension]
+        self.is_listed = self.needed.is_listed(self.dimension)
+        self.has_arms = self.needed.has_arms(self.dimension)
+        # Whether it has the digits of the only label that indexes it.
+        self.is_label = False
+        if self.needed.is_plain(self.dimension):
+            self.is_label = self.needed.side_of[self.needed.labels(self.dimension)[0]] == self.side
+
+    def counts(
+        self, ranks: tuple[int, ...], cutting: Axes = (), source: Axes | None = None
+    ) -> Counts:
+        """Return how many indices of the dimension each of some ranks needs.
+
+        With a `source`, return how many of them it has in its block, which these axes cut.
+        `cutting` are all that cut the dimension where it is stored: into the blocks that a star
+        reaches.
+        """
+        key = ranks, source, cutting if self.has_arms else ()
+        if key not in self.known_counts:
+            stored = _ends_of_blocks(self.mesh, self.side, source, ranks)
+            found = reached = self._common(ranks, stored, source)
+            if self.has_arms:
+                borders = borders_of_blocks(self.mesh, self.side, cutting)
+                _, middle = self._needs(ranks)
+                inside = np.clip(stored, *reached_blocks(borders, *middle))
+                reached = self._common(ranks, inside, source)
+            self.known_counts[key] = np.stack([found, reached])
+        return self.known_counts[key]
+
+    def _common(self, ranks: tuple[int, ...], stored: Ints, source: Axes | None) -> Ints:
+        """Return how many of the indices that ranks need are in the runs that are stored."""
+        if self.is_label:  # both cuts together select them
+            axes = tuple(sorted({*self.axes, *(source or ())}))
+            of_ranks = _combinations(self.mesh, axes, ranks)
+            return indices_by_digits(self.mesh, self.side, axes)[of_ranks]
+        needed, _ = self._needs(ranks)
+        if self.is_listed:
+            borders = _finest_blocks(self.mesh, self.side)
+            first, stop = needed[np.arange(len(ranks)), np.searchsorted(borders, stored)]
+            return np.asarray((stop - first).sum(axis=0))
+        first = np.maximum(needed[0][:, None], stored[0])
+        stop = np.minimum(needed[1][:, None], stored[1])
+        return np.asarray(np.maximum(stop - first, 0).sum(axis=(0, 1)))
+
+    def _needs(self, ranks: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Return what ranks need, and where the middle of a star begins and stops on them.
+
+        Of runs, these are the ends, as an array [0 or 1, run, rank]; of indices that lists name,
+        how many are below each border of the finest blocks, as an array [rank, border].
+        """
+        if ranks not in self.known_needs:
+            found: list[Any] = [()] * len(ranks)
+            middle = np.zeros((2, len(ranks)), np.int64)
+            for digits, places in _places_by_digits(self.mesh, ranks, self.axes):
+                needed, dimension = self.needed, self.dimension
+                shares = shares_of(self.mesh, needed, dimension, self.label_axes, digits)
+                middle[:, places] = np.array([ends_of_middle(needed, dimension, shares)]).T
+                if self.is_listed:
+                    listed = needed.listed(dimension, shares)
+                    own: Any = np.searchsorted(listed, _finest_blocks(self.mesh, self.side))
+                else:
+                    own = needed.runs(dimension, shares)
+                for place in places:
+                    found[place] = own
+            needs = np.array(found) if self.is_listed else _ends_of_runs(found)
+            self.known_needs[ranks] = needs, middle
+        return self.known_needs[ranks]
+
+
+_reading = lru_cache(maxsize=4096)(_Reading)  # layers repeat
 
 
 @lru_cache(maxsize=4096)
-def _middle_ends(
-    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> tuple[tuple[tuple[int, int], list[int]], ...]:
-    """Return where the middle of a star begins and ends on ranks, with the places of the ranks."""
-    alike = _shares_by_digits(mesh, needed, dimension, axes, ranks)
-    return tuple((ends_of_middle(needed, dimension, shares), places) for shares, places in alike)
+def _ends_of_blocks(mesh: Mesh, side: Extent, source: Axes | None, ranks: tuple[int, ...]) -> Ints:
+    """Return the ends of the runs that ranks have if these axes cut a dimension; else of all."""
+    blocks: list[Runs] = [whole(length_of(side))] * len(ranks)
+    if source is not None:
+        for digits, places in _places_by_digits(mesh, ranks, source):
+            block = share(mesh, side, tuple([(axis, digits[axis]) for axis in source]))
+            for place in places:
+                blocks[place] = block
+    return _ends_of_runs(blocks)
 
 
-def _shares_by_digits(
-    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> list[tuple[dict[str, Runs], list[int]]]:
-    """Return the shares of labels that ranks have, each time with the places of the ranks."""
-    found = []
-    for digits, places in _places_by_digits(mesh, ranks, cutting_axes(axes)):
-        found.append((shares_of(mesh, needed, dimension, axes, digits), places))
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _needed_lengths(
-    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> Ints:
-    """Return how many indices of a dimension each of some ranks needs."""
-    if needed.is_plain(dimension):
-        (label,) = needed.labels(dimension)
-        return _share_lengths(mesh, needed.side_of[label], dict(axes).get(label, ()), ranks)
-    if needed.is_listed(dimension):
-        counts, kind = _listed_counts(mesh, needed, dimension, axes, ranks)
-        of_ranks: Ints = counts.sum(axis=1)[kind]
-        return of_ranks
-    lengths = np.empty(len(ranks), np.int64)
-    for runs, places in _needed_runs(mesh, needed, dimension, axes, ranks):
-        lengths[places] = length(runs)
-    return lengths
-
-
-class _Listed(NamedTuple):
-    """How many indices that lists name are in each finest block of a dimension.
-
-    Ranks of one kind have the same indices. An array [kind, block], and the kind of each rank.
-    """
-
-    counts: Ints
-    kind: Ints
+def _ends_of_runs(runs_of_ranks: Sequence[Runs]) -> Ints:
+    """Return starts and stops as an array [0 or 1, run, rank]; missing runs are empty."""
+    ends = np.zeros((2, max(1, *map(len, runs_of_ranks)), len(runs_of_ranks)), np.int64)
+    for rank, runs in enumerate(runs_of_ranks):
+        for number, (start, stop) in enumerate(runs):
+            ends[:, number, rank] = start, stop
+    return ends
 
 
 @lru_cache(maxsize=256)
-def _listed_counts(
-    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
-) -> _Listed:
-    """Return how many indices of a dimension lists name on ranks, where axes cut their labels."""
-    starts = _finest_blocks(mesh, needed.sides[dimension])
-    kind = np.empty(len(ranks), np.int64)
-    groups = _shares_by_digits(mesh, needed, dimension, axes, ranks)
-    counts = np.empty((len(groups), len(starts) - 1), np.int64)
-    for number, (shares, places) in enumerate(groups):
-        counts[number] = np.diff(np.searchsorted(needed.listed(dimension, shares), starts))
-        kind[places] = number
-    return _Listed(counts, kind)
-
-
 def _finest_blocks(mesh: Mesh, side: Extent) -> Ints:
     """Return where the blocks begin that all axes together cut a dimension into, and the extent."""
     axes = sorted(axis for window in mesh.windows(side) for axis in window)
     return stretches_by_digits(mesh, side, tuple(axes))[0]
-
-
-def _kept_of_lists(
-    mesh: Mesh,
-    needed: Needed,
-    dimension: int,
-    axes: Sequence[LabelAxes],
-    sources: Sequence[Axes],
-    ranks: tuple[int, ...],
-) -> Ints:
-    """Return the counts of a dimension that lists index, as those of a label."""
-    table = np.empty((len(sources), len(axes), len(ranks)), np.int64)
-    starts = _finest_blocks(mesh, needed.sides[dimension])
-    for row, source in enumerate(sources):
-        combinations = prod(mesh.factors[axis] for axis in source)
-        borders, combination = stretches_by_digits(mesh, needed.sides[dimension], source)
-        of_block = combination[np.searchsorted(borders, starts[:-1], side="right") - 1]
-        own = _combinations(mesh, source, ranks)
-        for column, label_axes in enumerate(axes):
-            counts, kind = _listed_counts(mesh, needed, dimension, label_axes, ranks)
-            cells = of_block * len(counts) + np.arange(len(counts))[:, None]
-            by_cell = np.bincount(cells.ravel(), counts.ravel(), combinations * len(counts))
-            table[row, column] = by_cell[own * len(counts) + kind]
-    return table
 
 
 @lru_cache(maxsize=4096)
@@ -159,180 +176,12 @@ def _places_by_digits(
     return tuple(groups.values())
 
 
-class _Counts(NamedTuple):
-    """Indices of a dimension, and those of them in blocks that the middle of a star reaches.
-
-    Arrays [cutting axes, axes of labels, rank]. They are the same array where there is no star.
-    """
-
-    whole: Ints
-    middle: Ints
-
-
-class _Stars(NamedTuple):
-    """Products over dimensions: of the middles, and of what is outside of one of them at most."""
-
-    middle: Ints
-    whole: Ints
-
-    def times(self, counts: _Counts, which: tuple[Ints, ...]) -> _Stars:
-        """Return the products with one more dimension: with those of its counts."""
-        middle = counts.middle[which]
-        if counts.middle is counts.whole:
-            return _Stars(self.middle * middle, self.whole * middle)
-        outside = counts.whole[which] - middle
-        return _Stars(self.middle * middle, self.whole * middle + self.middle * outside)
-
-    def total(self, ranks: int) -> Ints:
-        """Return the sum over the last axis, which has all ranks or one for all of them."""
-        every_rank = np.broadcast_to(self.whole, (*self.whole.shape[:-1], ranks))
-        total: Ints = every_rank.sum(axis=-1)
-        return total
-
-
-def _needed_counts(
-    mesh: Mesh,
-    needed: Needed,
-    dimension: int,
-    axes: Sequence[LabelAxes],
-    cutting: Sequence[Axes],
-    ranks: tuple[int, ...],
-) -> _Counts:
-    """Return how many indices of a dimension ranks need.
-
-    `axes` cut the labels of the vertex, and `cutting` the dimension where the tensor is stored.
-    Without a star these make no difference, and are not in the arrays.
-    """
-    lengths = [_needed_lengths(mesh, needed, dimension, each, ranks) for each in axes]
-    whole = np.array([lengths], np.int64)
-    if not needed.has_arms(dimension):
-        return _Counts(whole, whole)
-    ends, middle = _ends(mesh, needed, dimension, axes, ranks)
-    in_middle = []
-    for each in cutting:
-        start, stop = _clipped(ends, middle, borders_of_blocks(mesh, needed.sides[dimension], each))
-        in_middle.append((stop - start).sum(axis=0))
-    return _Counts(np.repeat(whole, len(cutting), axis=0), np.array(in_middle, np.int64))
-
-
-def _kept_counts(
-    mesh: Mesh,
-    needed: Needed,
-    dimension: int,
-    axes: Sequence[LabelAxes],
-    cutting: Sequence[Axes],
-    ranks: tuple[int, ...],
-    most_axes: int,
-) -> _Counts:
-    """Return how many of these indices ranks have in their blocks.
-
-    The blocks are those by the first `most_axes` axes of the mesh, where only these cut it.
-    """
-    side = needed.sides[dimension]
-    sources = [tuple([axis for axis in each if axis < most_axes]) for each in cutting]
-    if needed.is_plain(dimension) and needed.side_of[needed.labels(dimension)[0]] == side:
-        whole = _kept_of_label(mesh, side, axes, sources, ranks)
-        return _Counts(whole, whole)
-    if needed.is_listed(dimension):
-        whole = _kept_of_lists(mesh, needed, dimension, axes, sources, ranks)
-        return _Counts(whole, whole)
-    ends, middle = _ends(mesh, needed, dimension, axes, ranks)
-    whole = np.empty((len(cutting), len(axes), len(ranks)), np.int64)
-    in_middle = np.empty_like(whole) if needed.has_arms(dimension) else whole
-    for row, (all_axes, source) in enumerate(zip(cutting, sources, strict=True)):
-        clipped = _clipped(ends, middle, borders_of_blocks(mesh, side, all_axes))
-        for digits, places in _places_by_digits(mesh, ranks, source):
-            cuts = tuple([(axis, digits[axis]) for axis in source])
-            stored = share(mesh, side, cuts)
-            below = _count_below(stored, ends[:, :, :, places])
-            whole[row][:, places] = (below[1] - below[0]).sum(axis=0)
-            if in_middle is not whole:
-                below = _count_below(stored, clipped[:, :, :, places])
-                in_middle[row][:, places] = (below[1] - below[0]).sum(axis=0)
-    return _Counts(whole, in_middle)
-
-
-def _ends(
-    mesh: Mesh,
-    needed: Needed,
-    dimension: int,
-    axes: Sequence[LabelAxes],
-    ranks: tuple[int, ...],
-) -> tuple[Ints, Ints]:
-    """Return where the runs that are needed start and stop, and where the middle of a star does.
-
-    These are arrays [0 or 1, run, axes, rank] and [0 or 1, axes, rank].
-    """
-    ends = _ends_of_runs(
-        [_needed_runs(mesh, needed, dimension, each, ranks) for each in axes], len(ranks)
-    )
-    middle = np.empty((2, len(axes), len(ranks)), np.int64)
-    for row, each in enumerate(axes):
-        for found, places in _middle_ends(mesh, needed, dimension, each, ranks):
-            middle[0, row, places], middle[1, row, places] = found
-    return ends, middle
-
-
-def _clipped(ends: Ints, middle: Ints, borders: Ints) -> Ints:
-    """Return the ends of runs that are cut off outside of the blocks that a middle reaches."""
-    first, stop = reached_blocks(borders, middle[0], middle[1])
-    return np.clip(ends, first, stop)
-
-
-def _ends_of_runs(needed_runs: Sequence[Sequence[tuple[Runs, list[int]]]], ranks: int) -> Ints:
-    """Return starts and stops as an array [0 or 1, run, axes, rank]; missing runs are empty."""
-    most_runs = 1
-    for every_rank in needed_runs:
-        most_runs = max(most_runs, *(len(runs) for runs, _ in every_rank))
-    ends = np.zeros((2, most_runs, len(needed_runs), ranks), np.int64)
-    for row, every_rank in enumerate(needed_runs):
-        for runs, places in every_rank:
-            for number, (start, stop) in enumerate(runs):
-                ends[0, number, row, places] = start
-                ends[1, number, row, places] = stop
-    return ends
-
-
-def _kept_of_label(
-    mesh: Mesh,
-    extent: Extent,
-    axes: Sequence[LabelAxes],
-    sources: Sequence[Axes],
-    ranks: tuple[int, ...],
-) -> Ints:
-    """Return the counts of a dimension that one label indexes: both cuts together select them."""
-    table = np.empty((len(sources), len(axes), len(ranks)), np.int64)
-    for row, source in enumerate(sources):
-        for column, label_axes in enumerate(axes):
-            together = tuple(sorted({*cutting_axes(label_axes), *source}))
-            table[row, column] = _share_lengths(mesh, extent, together, ranks)
-    return table
-
-
-@lru_cache(maxsize=4096)
-def _share_lengths(mesh: Mesh, extent: Extent, axes: Axes, ranks: tuple[int, ...]) -> Ints:
-    """Return how many indices of a label that these axes cut each of some ranks has."""
-    return indices_by_digits(mesh, extent, axes)[_combinations(mesh, axes, ranks)]
-
-
-def _count_below(runs: Runs, bounds: Ints) -> Ints:
-    """Return how many of the indices are below each of the bounds."""
-    if not runs:
-        return np.zeros(bounds.shape, np.int64)
-    starts, stops = np.array(runs, np.int64).T
-    before = (stops - starts).cumsum()  # the last index of a run and all before it
-    run = starts.searchsorted(bounds, side="right") - 1  # the last one that begins below
-    missing = np.maximum(stops[run] - bounds, 0)
-    count: Ints = (before[run] - missing) * (run >= 0)
-    return count
-
-
 def halo_words(
     mesh: Mesh,
     needed: Needed,
     layouts: Sequence[Sequence[int]],
     states: Sequence[Sequence[int]],
-    most_ranks: int,
+    most_ranks: int = MOST_RANKS_COUNTED,
 ) -> tuple[Ints, Ints]:
     """Return (words that all ranks receive, those of them that come from other nodes).
 
@@ -345,45 +194,61 @@ def halo_words(
     ranks = _counted_ranks(mesh.ranks, most_ranks)
     label_names = [label for label, _ in needed.extents]
     label_states = [named(state, label_names) for state in states]
-    one: Ints = np.ones((1, 1, 1), np.int64)
-    wanted = kept = kept_on_node = _Stars(one, one)
+    counts: list[list[Counts]] = []
     for dimension in range(len(needed.bound)):
         labels = needed.labels(dimension)
-        axes_by_state = [axes_of_labels(labels, state) for state in label_states]
-        cutting_by_layout = []
-        for cuts in layouts:
-            cutting_by_layout.append(_axes_that_cut(cuts, dimension))
         # Many states cut the labels of one dimension in the same way, and many layouts do so too.
-        axes, state_numbers = _distinct(axes_by_state)
-        cutting, layout_numbers = _distinct(cutting_by_layout)
-        which = np.ix_(layout_numbers, state_numbers)
-        counts = _needed_counts(mesh, needed, dimension, axes, cutting, ranks)
-        of_all_layouts = which if needed.has_arms(dimension) else np.ix_([0], state_numbers)
-        wanted = wanted.times(_once_if_equal(counts), of_all_layouts)
-        counts = _kept_counts(mesh, needed, dimension, axes, cutting, ranks, len(mesh.factors))
-        kept = kept.times(_once_if_equal(counts), which)
-        if mesh.nodes > 1:  # else everything stays on the node
-            counts = _kept_counts(mesh, needed, dimension, axes, cutting, ranks, mesh.node_axes)
-            kept_on_node = kept_on_node.times(counts, which)
-    needed_words = wanted.total(len(ranks))
-    received = needed_words - kept.total(len(ranks))
-    between = np.zeros_like(received)
-    if mesh.nodes > 1:
-        between = needed_words - kept_on_node.total(len(ranks))
+        axes, state_numbers = _distinct([axes_of_labels(labels, state) for state in label_states])
+        cutting, layout_numbers = _distinct([_axes_that_cut(cuts, dimension) for cuts in layouts])
+        readings = [_reading(mesh, needed, dimension, each) for each in axes]
+        tables = []
+        for sources in zip(*(_sources(mesh, each) for each in cutting), strict=True):
+            rows = []
+            for each, source in zip(cutting, sources, strict=True):
+                rows.append([reading.counts(ranks, each, source) for reading in readings])
+            table: Counts = np.moveaxis(np.array(rows), 2, 0)
+            if (table == table[..., :1]).all():
+                table = table[..., :1]  # one rank stands for all
+            tables.append(table[:, layout_numbers][:, :, state_numbers])
+        counts.append(tables)
+    received, between = _received([len(ranks)], counts)
     return received * mesh.ranks // len(ranks), between * mesh.ranks // len(ranks)
+
+
+def halo_words_of_plan(
+    mesh: Mesh, needed: Needed, cuts: Sequence[int], state: Sequence[int]
+) -> tuple[int, int]:
+    """Return the same as `halo_words` for one layout and one state, counted on all ranks."""
+    label_state = named(state, [label for label, _ in needed.extents])
+    counts: list[list[Counts]] = []
+    for dimension in range(len(needed.bound)):
+        label_axes = axes_of_labels(needed.labels(dimension), label_state)
+        reading = _reading(mesh, needed, dimension, label_axes)
+        cutting = _axes_that_cut(cuts, dimension)
+        by_digits = []
+        for source in _sources(mesh, cutting):
+            axes = tuple(sorted({*reading.axes, *(source or ())}))
+            found = reading.counts(members_along(mesh, axes), cutting, source)
+            shape = [factor if axis in axes else 1 for axis, factor in enumerate(mesh.factors)]
+            by_digits.append(found.astype(object).reshape(2, *shape))  # sums may be large
+        counts.append(by_digits)
+    received, between = _received(mesh.factors, counts)
+    return int(received), int(between)
+
+
+def _sources(mesh: Mesh, cutting: Axes) -> list[Axes | None]:
+    """Return the axes that cut what counts: nothing, the block of a rank, what its node has.
+
+    With one node, it has everything.
+    """
+    found: list[Axes | None] = [None, cutting]
+    if mesh.nodes > 1:
+        found.append(tuple([axis for axis in cutting if axis < mesh.node_axes]))
+    return found
 
 
 def _axes_that_cut(cuts: Sequence[int], dimension: int) -> Axes:
     return tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
-
-
-def _once_if_equal(counts: _Counts) -> _Counts:
-    """Return counts of ranks, on the last array axis, for one rank if they are equal for all."""
-    whole, middle = counts
-    if not (whole == whole[..., :1]).all() or not (middle == middle[..., :1]).all():
-        return counts
-    first = whole[..., :1]
-    return _Counts(first, first if middle is whole else middle[..., :1])
 
 
 def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
@@ -404,75 +269,45 @@ def _counted_ranks(ranks: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(k * step % ranks for k in range(most)))
 
 
-# Counts that depend on the digits of a rank on some axes, as an array with an axis for each axis of
-# the mesh: of length 1 where the digit makes no difference.
-_ByDigits: TypeAlias = Ints
+def _received(lengths: Sequence[int], counts: Sequence[Sequence[Counts]]) -> tuple[Any, Any]:
+    """Return what ranks receive, and what of it comes from other nodes.
+
+    `counts` has for each dimension what ranks need, what of it is there, and what is on the node.
+    """
+    needed, there, *on_node = (_sum_of_stars(lengths, each) for each in zip(*counts, strict=True))
+    between = [needed - each for each in on_node]
+    return needed - there, between[0] if between else 0 * needed
 
 
-def halo_words_of_plan(
-    mesh: Mesh, needed: Needed, cuts: Sequence[int], state: Sequence[int]
-) -> tuple[int, int]:
-    """Return the same as `halo_words` for one layout and one state, counted on all ranks."""
-    label_state = named(state, [label for label, _ in needed.extents])
-    wanted: list[tuple[_ByDigits, _ByDigits]] = []
-    kept: list[tuple[_ByDigits, _ByDigits]] = []
-    kept_on_node: list[tuple[_ByDigits, _ByDigits]] = []
-    for dimension in range(len(needed.bound)):
-        label_axes = axes_of_labels(needed.labels(dimension), label_state)
-        reading = cutting_axes(label_axes)
-        ranks = members_along(mesh, reading)
-        cutting = _axes_that_cut(cuts, dimension)
-        counts = _needed_counts(mesh, needed, dimension, [label_axes], [cutting], ranks)
-        wanted.append(_by_digits(mesh, reading, counts))
-        for most_axes, found in ((len(cuts), kept), (mesh.node_axes, kept_on_node)):
-            source = {axis for axis in cutting if axis < most_axes}
-            axes = tuple(sorted(source.union(reading)))
-            ranks = members_along(mesh, axes)
-            counts = _kept_counts(
-                mesh, needed, dimension, [label_axes], [cutting], ranks, most_axes
-            )
-            found.append(_by_digits(mesh, axes, counts))
-    needed_words = _sum_of_stars(mesh, wanted)
-    received = needed_words - _sum_of_stars(mesh, kept)
-    return received, needed_words - _sum_of_stars(mesh, kept_on_node)
-
-
-def _by_digits(mesh: Mesh, axes: Axes, counts: _Counts) -> tuple[_ByDigits, _ByDigits]:
-    """Return counts of the ranks along some axes as arrays by their digits."""
-    shape = [factor if axis in axes else 1 for axis, factor in enumerate(mesh.factors)]
-    return counts.whole[0, 0].reshape(shape), counts.middle[0, 0].reshape(shape)
-
-
-def _sum_of_stars(mesh: Mesh, counts: Sequence[tuple[_ByDigits, _ByDigits]]) -> int:
+def _sum_of_stars(lengths: Sequence[int], counts: Sequence[Counts]) -> Any:
     """Return the sum, over all ranks, of what is outside of one middle at most."""
     middles = [middle for _, middle in counts]
-    total = _sum_over_ranks(mesh, middles)
-    for dimension, (whole, middle) in enumerate(counts):
-        if (whole != middle).any():
+    total = _sum_over_ranks(lengths, middles)
+    for dimension, (every, middle) in enumerate(counts):
+        if np.any(every != middle):
             others = middles[:dimension] + middles[dimension + 1 :]
-            total += _sum_over_ranks(mesh, [whole - middle, *others])
+            total = total + _sum_over_ranks(lengths, [every - middle, *others])
     return total
 
 
-def _sum_over_ranks(mesh: Mesh, counts: Iterable[_ByDigits]) -> int:
+def _sum_over_ranks(lengths: Sequence[int], counts: Sequence[Counts]) -> Any:
     """Return the sum, over all ranks, of the product of these counts.
 
-    Counts are multiplied only if they depend on the same axes. The sum over an axis is taken as
-    soon as one array depends on it, so that no array is larger than these axes make it.
+    The last array axes are so long, or of length 1 where they make no difference. Counts are
+    multiplied only if they depend on the same axes. The sum over an axis is taken as soon as one
+    array depends on it, so that no array is larger than these axes make it.
     """
-    total = 1
+    total: Any = 1
     arrays = list(counts)
-    for axis, factor in enumerate(mesh.factors):
+    for axis, length_of_axis in enumerate(lengths, -len(lengths)):
         depending = [array for array in arrays if array.shape[axis] > 1]
         if not depending:
-            total *= factor
+            total = total * length_of_axis
             continue
         arrays = [array for array in arrays if array.shape[axis] == 1]
-        product = depending[0]
-        for array in depending[1:]:
-            product = product * array
-        arrays.append(product.sum(axis=axis, keepdims=True))
-    return total * prod(int(array.sum()) for array in arrays)
+        arrays.append(np.asarray(prod(depending)).sum(axis=axis, keepdims=True))
+    total = np.asarray(total * prod(arrays))
+    return total.reshape(total.shape[: total.ndim - len(lengths)])
 
 
 def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:
@@ -485,6 +320,6 @@ def most_needed_bound(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -
     bound = []
     for dimension in range(len(needed.bound)):
         label_axes = axes_of_labels(needed.labels(dimension), state)
-        ranks = members_along(mesh, cutting_axes(label_axes))
-        bound.append(int(_needed_lengths(mesh, needed, dimension, label_axes, ranks).max()))
+        reading = _reading(mesh, needed, dimension, label_axes)
+        bound.append(int(reading.counts(members_along(mesh, reading.axes)).max()))
     return tuple(bound)

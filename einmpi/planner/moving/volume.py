@@ -16,7 +16,7 @@ from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Extent, Mesh, sides
 from einmpi.planner.moving.halo import Needed, indices_by_digits
-from einmpi.planner.moving.halo_words import HALO_NEIGHBOURS, halo_words, halo_words_of_plan
+from einmpi.planner.moving.halo_words import HALO_NEIGHBOURS, halo_words_of_plan
 from einmpi.planner.paper import Cost
 
 # ---- volume --------------------------------------------------------------------------------------
@@ -183,18 +183,7 @@ def computed_flow(
     return Flow(total, received(between, amount, kept_on_nodes), every.peers, between.peers)
 
 
-def halo_flow(
-    mesh: Mesh,
-    needed: Needed,
-    layouts: Sequence[Sequence[int]],
-    states: Sequence[Sequence[int]],
-    most_ranks: int,
-) -> Flow:
-    """Return the words that ranks need by index arithmetic and do not have, for all pairs."""
-    return _of_halo(mesh, needed, *halo_words(mesh, needed, layouts, states, most_ranks))
-
-
-def _of_halo(mesh: Mesh, needed: Needed, total: Any, between: Any) -> Flow:
+def halo_flow(mesh: Mesh, needed: Needed, total: Any, between: Any) -> Flow:
     """Return the flow of words that ranks receive, of which some come from other nodes.
 
     A halo comes from neighbours; what lists name may come from all ranks.
@@ -298,7 +287,7 @@ def traffic(
     turns: list[Turn] = []
     if needed is not None:
         assert sources is not None, "what is read with index arithmetic has a layout"
-        flow = _of_halo(mesh, needed, *halo_words_of_plan(mesh, needed, sources, targets))
+        flow = halo_flow(mesh, needed, *halo_words_of_plan(mesh, needed, sources, targets))
     else:
         elements = prod(bound)
         axes = tuple(zip(mesh.factors, sources or targets, targets, strict=True))

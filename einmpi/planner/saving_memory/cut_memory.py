@@ -19,6 +19,7 @@ from einmpi.planner.memory import (
     ROUNDING_BYTES,
     Cuts,
     FusedChain,
+    Pieces,
     block_bytes,
     least_bytes_of_pieces,
     longest_shares,
@@ -52,7 +53,7 @@ def least_bytes_of_vertex(cut: Cuts, vertex: Vertex) -> int:
     tensors = [*(cut.graph[name] for name in vertex.inputs), vertex]
     bounds = [_bound_of_operand(cut, vertex, name) for name in vertex.inputs]
     itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
-    return least_bytes_of_pieces(einsum, (*bounds, vertex.bound), itemsizes)
+    return least_bytes_of_pieces(Pieces(einsum, (*bounds, vertex.bound), itemsizes))
 
 
 def with_message_buffers(staying: int, pieces_bytes: int, ranks: int) -> int:

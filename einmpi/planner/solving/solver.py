@@ -19,7 +19,7 @@ from einmpi.planner.machine import (
     Prices,
 )
 from einmpi.planner.mesh import Mesh, sides
-from einmpi.planner.moving.halo_words import MOST_RANKS_COUNTED
+from einmpi.planner.moving.halo_words import halo_words
 from einmpi.planner.moving.volume import (
     NO_AXES,
     Factors,
@@ -384,7 +384,8 @@ class Solver:
             [move.expand(row, states[end]) for row in rows[end]]
             for end in (edge.source, edge.target)
         )
-        flow = halo_flow(self.mesh, edge.needed, layouts, label_states, MOST_RANKS_COUNTED)
+        words = halo_words(self.mesh, edge.needed, layouts, label_states)
+        flow = halo_flow(self.mesh, edge.needed, *words)
         itemsize = edge.nbytes // max(1, prod(edge.bound))
         total = flow.total * itemsize // self.unit
         between = flow.between * itemsize // self.unit
