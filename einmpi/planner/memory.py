@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
@@ -47,7 +47,7 @@ class SparseUpdate:
     multiple: Scalar
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def find_sparse_update(einsum: EinSum, change: int) -> SparseUpdate | None:
     """Return what an EinSum adds a multiple of an operand to; None if it is of another form."""
     function = einsum.function
@@ -219,7 +219,7 @@ def block_bytes(
     )
 
 
-@lru_cache(maxsize=4096)  # layers repeat, and several orders of a graph are compared
+@bounded_cache(4096)  # layers repeat, and several orders of a graph are compared
 def _block_elements(mesh: Mesh, bound: tuple[Extent, ...], cuts: tuple[int | None, ...]) -> int:
     return prod(longest_shares(mesh, bound, cuts, range(len(bound))))
 
@@ -546,7 +546,7 @@ def _elements(
     return total
 
 
-@lru_cache(maxsize=1024)  # layers repeat
+@bounded_cache(1024)  # layers repeat
 def least_bytes_of_pieces(
     einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...]
 ) -> int:

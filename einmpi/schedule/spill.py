@@ -7,12 +7,12 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner.memory import Amounts, Sizes, block_sizes, counts, pieces_bytes
@@ -298,7 +298,7 @@ def out_of_core(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Comp
     return Compute((kernel,), tiles)
 
 
-@lru_cache(maxsize=1024)  # layers repeat
+@bounded_cache(1024)  # layers repeat
 def _best_cut(
     einsum: EinSum,
     shapes: tuple[tuple[int, ...], ...],

@@ -4,13 +4,13 @@ asks for, and what at most stays on its rank where a tensor goes from one to ano
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from math import comb, prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.mesh import divided, divisors, prime_factors
 
@@ -81,7 +81,7 @@ def role_of(einsum: EinSum, label: str, partial_labels: Collection[str] | None =
     return Role(lacking, label in partial_labels)
 
 
-@lru_cache(maxsize=1024)  # layers repeat
+@bounded_cache(1024)  # layers repeat
 def _ways(
     roles: tuple[tuple[Role, tuple[int, ...]], ...],
     operands: int,
@@ -140,7 +140,7 @@ def grids(ranks: int, allowed: Sequence[frozenset[int]]) -> Ints:
     return _grids(ranks, tuple(allowed))
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def _grids(ranks: int, allowed: tuple[frozenset[int], ...]) -> Ints:
     grid = _factorizations(ranks, len(allowed) + 1)
     fits = np.ones(len(grid), bool)
@@ -149,7 +149,7 @@ def _grids(ranks: int, allowed: tuple[frozenset[int], ...]) -> Ints:
     return grid[fits]
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def _factorizations(ranks: int, numbers: int) -> Ints:
     """Return all ways to write the ranks as an ordered product of so many numbers, as rows."""
     rows = np.ones((1, numbers), np.int64)
@@ -223,7 +223,7 @@ def most_kept(
     return kept
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _kept_by_axes(bound: tuple[int, ...], ranks: int) -> tuple[Ints, Ints]:
     """Return two tables of the most elements that ranks keep.
 
@@ -274,7 +274,7 @@ def _exponents(numbers: Ints, prime: int, ranks: int) -> npt.NDArray[np.int8]:
     return exponents[np.searchsorted(known, numbers)]
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def _exponents_of_divisors(prime: int, ranks: int) -> tuple[Ints, npt.NDArray[np.int8]]:
     """Return the divisors of a number of ranks, and how often a prime divides each of them."""
     known = divisors(ranks)
@@ -282,7 +282,6 @@ def _exponents_of_divisors(prime: int, ranks: int) -> tuple[Ints, npt.NDArray[np
     return np.array(known), np.array(exponents, np.int8)
 
 
-@lru_cache(maxsize=1024)
 def _elements_of_longest_share(bound: tuple[int, ...], length: int, ranks: int) -> int:
     """Return the most elements of a tensor that have one digit on an axis of this length.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.planner.mesh import Extent, Mesh, members_along
 from einmpi.planner.moving.halo import (
     Ints,
@@ -35,7 +35,7 @@ MOST_RANKS_COUNTED = 32  # for the tables of the search
 HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is missing
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _needed_runs(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
 ) -> tuple[tuple[Runs, list[int]], ...]:
@@ -44,7 +44,7 @@ def _needed_runs(
     return tuple((needed.runs(dimension, shares), places) for shares, places in alike)
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _middle_ends(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
 ) -> tuple[tuple[tuple[int, int], list[int]], ...]:
@@ -63,7 +63,7 @@ def _shares_by_digits(
     return found
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _needed_lengths(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
 ) -> Ints:
@@ -91,7 +91,7 @@ class _Listed(NamedTuple):
     kind: Ints
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def _listed_counts(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, ranks: tuple[int, ...]
 ) -> _Listed:
@@ -136,7 +136,7 @@ def _kept_of_lists(
     return table
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _combinations(mesh: Mesh, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     """Return the combination of digits on some axes that each of some ranks has."""
     combination = np.zeros(len(ranks), np.int64)
@@ -146,7 +146,7 @@ def _combinations(mesh: Mesh, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     return combination
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _places_by_digits(
     mesh: Mesh, ranks: tuple[int, ...], axes: Axes
 ) -> tuple[tuple[tuple[int, ...], list[int]], ...]:
@@ -309,7 +309,7 @@ def _kept_of_label(
     return table
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _share_lengths(mesh: Mesh, extent: Extent, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     """Return how many indices of a label that these axes cut each of some ranks has."""
     return indices_by_digits(mesh, extent, axes)[_combinations(mesh, axes, ranks)]
@@ -392,7 +392,7 @@ def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
     return list(numbers), [numbers[item] for item in items]
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def _counted_ranks(ranks: int, most: int) -> tuple[int, ...]:
     """Return all ranks, or of more than twice as many so many that have all kinds of digits."""
     if ranks <= 2 * most:
