@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from einmpi.api.jobs import check_job, job_of_program
 from einmpi.api.loops import LoopArguments, run_loops
 from einmpi.arguments import as_int, named_inputs, named_values
+from einmpi.caches import bounded_cache
 from einmpi.comm.agreement import comm_of_program, together
 from einmpi.comm.base import ALONE
 from einmpi.errors import InputError
@@ -359,7 +359,7 @@ def _job_and_inputs_of_text(
     return key, _job_of_text(*key), inputs
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def _job_of_text(
     text: str, kinds: _InputKinds, sizes: _Sizes, parameter_types: _ParameterTypes
 ) -> Job:

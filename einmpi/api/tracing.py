@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, update_wrapper
+from functools import update_wrapper
 from inspect import Parameter
 from types import MethodType
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from einmpi.api.loops import loop
 from einmpi.api.running import run
 from einmpi.arrays.dist_array import TRACES, DistArray, call
+from einmpi.caches import bounded_cache
 from einmpi.comm.agreement import comm_of_program
 from einmpi.comm.base import ALONE, Comm
 from einmpi.errors import InputError
@@ -93,7 +94,7 @@ class Jitted:
         if known is None:
             known = self._new_trace(arguments, named, comm)
             if len(self.traces) >= MOST_TRACES:
-                self.traces.clear()
+                self.traces = {}  # not cleared: another thread may be about to write to it
             self.traces[key] = known
         self.latest = known
         return known, leaves
@@ -198,7 +199,7 @@ def jit(
     return Jitted(function, comm, most_statements, chosen)
 
 
-@lru_cache(MOST_TRACES)
+@bounded_cache(MOST_TRACES)
 def _jitted(function: Callable[..., Any], numbers: tuple[tuple[int, Any, str], ...]) -> Jitted:
     """Return a function of numpy that is planned, with some of its arguments."""
 

@@ -148,8 +148,8 @@ def einsum_of_arrays(
     is_plain = out is None and dtype is None and optimize is False and not settings
     if is_plain and isinstance(order, str) and isinstance(casting, str):
         key = _key_of_arrays(arguments) if order == "K" and casting == "safe" else None
-    if key is not None and key in _known_einsums:
-        known = _known_einsums[key]
+    known = _known_einsums.get(key)
+    if known is not None:
         return known(_by_name(arguments[1:]))["out"].local
     distributed = [argument for argument in arguments if isinstance(argument, DistArray)]
     comm: Comm = ALONE

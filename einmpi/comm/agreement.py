@@ -8,7 +8,7 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha256
 from itertools import zip_longest
 from types import NoneType, TracebackType
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.comm.base import Array, Comm, split_calls
 from einmpi.comm.control_messages import Steps, finish_side_by_side
 from einmpi.comm.mpi import FREED, MpiComm, comm_of
@@ -217,7 +218,7 @@ def describe_argument(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__)
 
 
-@lru_cache(maxsize=1024)  # small operations would notice how long it takes
+@bounded_cache(1024)  # small operations would notice how long it takes
 def _describe_array(dtype: Any, shape: tuple[int, ...]) -> str:
     return f"{dtype}{list(shape)}"
 

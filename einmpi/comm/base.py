@@ -11,12 +11,13 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.errors import EinmpiError
 from einmpi.graph.dtypes import DTYPES
 from einmpi.process.environment import available_cores
@@ -68,7 +69,7 @@ def split_calls(text: str) -> list[str]:
     return text.split(_SEPARATOR)
 
 
-@lru_cache(maxsize=16)
+@bounded_cache(16)
 def spread_over_nodes(size: int, nodes: int) -> tuple[int, ...]:
     """Return the node of each rank if ranks are placed evenly, one node after the other."""
     return tuple(rank * nodes // size for rank in range(size))

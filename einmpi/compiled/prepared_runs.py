@@ -212,7 +212,7 @@ class KnownCalls:
         if outline is None or any(given[name] is not inputs[name] for name in given):
             return
         if len(self.calls) >= MOST_KNOWN_CALLS:
-            self.calls.clear()
+            self.calls = {}  # not cleared: another thread may be about to write to it
         text = "a process alone does not ask"
         if self.comm.size > 1:
             kinds = sorted((name, repr(kind_of(array))) for name, array in inputs.items())

@@ -7,13 +7,13 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from hashlib import sha256
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.atomic import make_draft
 from einmpi.files.datasets import (
@@ -236,7 +236,7 @@ def _parse_entry(
     return code, shape, first, last
 
 
-@lru_cache(maxsize=8)  # a model has hundreds of tensors in a file
+@bounded_cache(8)  # a model has hundreds of tensors in a file
 def _read_header(file: str, identity: FileIdentity) -> tuple[int, Header, str]:
     """Return the offset of the first element, the header's entries by tensor name, its digest."""
     with open(file, "rb") as opened:
@@ -320,7 +320,7 @@ def _read_index(file: str, place: str) -> tuple[FileIdentity, dict[str, str]]:
         raise InputError(place or file, what, "an undamaged file") from None
 
 
-@lru_cache(maxsize=8)  # a model has hundreds of tensors
+@bounded_cache(8)  # a model has hundreds of tensors
 def _read_weight_map(file: str, identity: FileIdentity) -> dict[str, str]:
     if identity.size > _MOST_INDEX_BYTES:
         raise ValueError(f"it has more than {_MOST_INDEX_BYTES} bytes")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TypeAlias
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.scalar import Call, Const, Index, Scalar, walk
 
 LARGEST_INDEX = 2**62  # and more might wrap around in 64 bits
@@ -89,7 +89,7 @@ def interval_of_call(op: str, arguments: list[Interval]) -> Interval | None:
     return None
 
 
-@lru_cache(maxsize=65536)
+@bounded_cache(65536)
 def arithmetic_labels(entry: str | Scalar) -> tuple[str, ...] | None:
     """Return the labels of an index that is arithmetic; None for plain labels and for gathers."""
     if isinstance(entry, str):
@@ -100,7 +100,7 @@ def arithmetic_labels(entry: str | Scalar) -> tuple[str, ...] | None:
     return labels if interval_of(entry, anywhere) is not None else None
 
 
-@lru_cache(maxsize=65536)
+@bounded_cache(65536)
 def major_label(entry: Scalar, extents: tuple[tuple[str, int], ...]) -> str | None:
     """Return the label by which an index changes most: to cut it cuts the dimension into blocks."""
     extent = dict(extents)
@@ -128,7 +128,7 @@ class Affine:
     terms: tuple[tuple[str, int], ...]  # (label, coefficient), each label once
 
 
-@lru_cache(maxsize=65536)
+@bounded_cache(65536)
 def affine_of(entry: str | Scalar) -> Affine | None:
     """Return an index as an affine function of its labels; None if it is not one."""
     if isinstance(entry, str):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from random import Random
 from typing import TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call
 from einmpi.graph.dtypes import Type, kind_of
@@ -386,7 +386,7 @@ def contraction_order(
     return _order_of_numbered(tuple(inputs), wanted, sizes)
 
 
-@lru_cache(maxsize=1024)  # layers repeat
+@bounded_cache(1024)  # layers repeat
 def _order_of_numbered(
     inputs: tuple[_Labels, ...], output: _Labels, sizes: tuple[int, ...]
 ) -> Path:

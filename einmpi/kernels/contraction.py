@@ -5,12 +5,12 @@ from __future__ import annotations
 import cmath
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.arithmetic import infer_over
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
@@ -42,7 +42,7 @@ class _Product(NamedTuple):
     factors: tuple[tuple[int, bool], ...]
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def recognise_contraction(einsum: EinSum) -> Contraction | None:
     """Return the EinSum as a contraction, or None if it is not one.
 
@@ -95,7 +95,7 @@ def exact_contraction(einsum: EinSum, dtypes: Iterable[str], strict: bool) -> Co
     return contraction
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     """Return whether a contraction may be computed in the dtype of its product.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum, einsum_over, einsum_type, make_einsum, reopen
 from einmpi.graph.scalar import (
     Arg,
@@ -54,7 +54,7 @@ def _squares() -> Iterator[tuple[Scalar, bool]]:
 _IS_ABSOLUTE = dict(_squares())
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def recognise_distance(einsum: EinSum) -> Distance | None:
     """Return the EinSum as a squared distance, or None if it is not one.
 
@@ -134,7 +134,7 @@ def _functions() -> Iterator[tuple[Scalar, tuple[int, int, int]]]:
 _POSITIONS = dict(_functions())
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def recognise_weighted_difference(einsum: EinSum) -> WeightedDifference | None:
     """Return the EinSum as a weighted sum of differences, or None if it is not one.
 
@@ -194,7 +194,7 @@ def _weighted_difference(
 # Each index reads one value instead of comparing itself with all values of the label.
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def as_gather(
     einsum: EinSum, first: int, dtypes: tuple[np.dtype[Any], ...]
 ) -> tuple[EinSum, tuple[int, ...]] | None:

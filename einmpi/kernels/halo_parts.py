@@ -6,10 +6,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.arithmetic import call
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
@@ -82,7 +82,7 @@ def affine_entries(entries: IndexEntries, starts: Mapping[str, int | None]) -> l
     return found
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _labels_of(affine: tuple[Affine, ...]) -> tuple[str, ...]:
     """Return the labels in the order in which they step through memory, the longest steps first."""
     found: dict[str, None] = {}
@@ -133,7 +133,7 @@ class HaloPart:
     slots: tuple[Slot, ...]
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def split_at_halos(step: Compute) -> tuple[HaloPart, ...] | None:
     """Return the parts of a kernel; None if there is an operand that no part finds in one place.
 

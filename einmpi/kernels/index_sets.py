@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.arithmetic import infer_over
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import (
@@ -95,7 +95,7 @@ def _whole(einsum: EinSum, index: LabelRuns) -> Part:
     return Part(einsum, tuple(range(len(einsum.operands))), (), index)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _parts(einsum: EinSum, index: LabelRuns, dtypes: tuple[str, ...]) -> tuple[Part, ...]:
     runs = dict(index)
     for label, extent in einsum.extents:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Call, IndexEntries, Scalar, gathers_in, walk
 
@@ -355,7 +356,7 @@ NARROW_TILE_LANES = 32  # of a tile, if there are no more
 TILE_LANES = 128
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def bind_nest(
     function: Scalar,
     operands: tuple[IndexedArray, ...],

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import chain, combinations, pairwise, product
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.scalar import unique
 from einmpi.kernels.contraction import (
     Contraction,
@@ -81,7 +81,7 @@ class ArrayLayout(NamedTuple):
     must_copy_for_blas: bool
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def cheapest_lowering(
     contraction: Contraction, arrays: tuple[StoredArray, ...], dtype: str
 ) -> Lowering:

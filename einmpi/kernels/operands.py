@@ -8,12 +8,12 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import (
     Arg,
@@ -79,7 +79,7 @@ def with_operands(einsum: EinSum, taken: Sequence[int]) -> EinSum:
     return replace(einsum, operands=tuple(operands), function=function)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def number_operands(einsum: EinSum) -> NumberedOperands:
     """Replace every use of a label's value by an operand that holds these values.
 
@@ -157,7 +157,7 @@ class ReadAtNumbers(NamedTuple):
     views: tuple[tuple[int, tuple[Number | None, ...]], ...]
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def read_at_numbers(einsum: EinSum) -> ReadAtNumbers | None:
     """Return an EinSum as one of views at numbers that operands have; None if it has no such."""
     if not einsum.is_gathering or einsum.has_special_form or einsum.is_pass_of_scan:

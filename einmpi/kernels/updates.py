@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil, floor, isinf, isnan
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar, gathers_in, labels_in, unique, walk
@@ -82,7 +82,7 @@ class PartialUpdate:
         return tuple(sorted(found))
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def find_partial_update(einsum: EinSum) -> PartialUpdate | None:
     """Return which operand an EinSum changes in part; None if it may change all of it.
 
@@ -236,7 +236,7 @@ class PlacedRows:
     value_operands: tuple[int, ...]
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def find_placed_rows(einsum: EinSum) -> PlacedRows | None:
     """Return which rows of an operand an EinSum writes; None if it may change all of it."""
     function = einsum.function

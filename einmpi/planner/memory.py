@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
@@ -47,7 +48,7 @@ class SparseUpdate:
     multiple: Scalar
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def find_sparse_update(einsum: EinSum, change: int) -> SparseUpdate | None:
     """Return what an EinSum adds a multiple of an operand to; None if it is of another form."""
     function = einsum.function
@@ -219,7 +220,7 @@ def block_bytes(
     )
 
 
-@lru_cache(maxsize=4096)  # layers repeat, and several orders of a graph are compared
+@bounded_cache(4096)  # layers repeat, and several orders of a graph are compared
 def _block_elements(mesh: Mesh, bound: tuple[Extent, ...], cuts: tuple[int | None, ...]) -> int:
     return prod(longest_shares(mesh, bound, cuts, range(len(bound))))
 
@@ -551,7 +552,7 @@ def _ways_to_cut(extents: Sequence[int], step: int) -> Sizes:
     return sizes
 
 
-@lru_cache(maxsize=1024)  # layers repeat
+@bounded_cache(1024)  # layers repeat
 def least_bytes_of_pieces(pieces: Pieces) -> int:
     """Return the bytes of the smallest pieces of a vertex."""
     return int(pieces.nbytes(pieces.sizes(), ahead=False).min())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from einmpi.caches import bounded_cache
 
 Grouping = tuple[tuple[int, ...], ...]  # axes of a mesh, in groups
 MOST_AXES_OF_A_TABLE = 12  # of their 4,096 sets all are looked at once
@@ -173,7 +175,7 @@ def _take_turns(primes: tuple[int, ...]) -> list[int]:
     return [prime for _, prime in turns]
 
 
-@lru_cache(maxsize=8192)
+@bounded_cache(8192)
 def _digits_of_rank(rank: int, factors: tuple[int, ...]) -> tuple[int, ...]:
     digits = []
     for factor in reversed(factors):
@@ -182,7 +184,7 @@ def _digits_of_rank(rank: int, factors: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(digits))
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def members_along(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ranks with the digit 0 on all other axes; the digit of the last axis is fastest.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.comm.base import Comm
 from einmpi.kernels.prepared import PreparedCalls
 from einmpi.runtime.sharing.inputs import SharedInput
@@ -193,12 +193,12 @@ def region_indices(region: Region) -> Iterable[tuple[Any, Any]]:
     return boxes(region, packed(region))
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _cached_shape(region: Region) -> tuple[int, ...]:
     return shape(region)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _only_list(region: Region) -> tuple[Any, Any]:
     """Return an index that is a list where there are several runs, and a slice elsewhere."""
     place: tuple[Any, ...]
@@ -209,7 +209,7 @@ def _only_list(region: Region) -> tuple[Any, Any]:
     return place, (slice(None),) * len(region)
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _only_box(region: Region) -> tuple[Any, Any]:
     (box,) = boxes(region, packed(region))
     return box

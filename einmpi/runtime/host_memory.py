@@ -129,8 +129,9 @@ class RecycledMemory:
 
     def release(self) -> None:
         """Give up all memory; what is in use stays with its arrays."""
-        self.blocks.clear()
-        self.most_in_use = 0
+        with self.lock:  # another run of the same job may be looking for idle blocks
+            self.blocks.clear()
+            self.most_in_use = 0
 
 
 def _references_of_idle_block() -> int:

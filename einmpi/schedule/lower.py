@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Recurrence, Vertex
 from einmpi.graph.einsum import EinSum
@@ -93,12 +93,12 @@ def result_layout(plan: Plan, name: str) -> Layout:
 # All ranks have the same layouts. A process that lowers a plan for many ranks makes them once.
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _layout(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts, orders: tuple[int, ...]) -> Layout:
     return Layout(mesh, bound, cuts, (), orders)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _pieces(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts, orders: tuple[int, ...]) -> Layout:
     """Return the layout of a tensor whose replicas have different pieces of it."""
     return split_further(mesh, bound, cuts, axes_that_cut(cuts, None), orders=orders)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import prod
 from typing import Protocol
 
+from einmpi.caches import bounded_cache
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.volume import axes_factors, replicas_share
 from einmpi.schedule.layout import (
@@ -55,7 +55,7 @@ class Blocks(Protocol):
         """Return the axes on whose digits these indices depend."""
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def middle_layout(
     mesh: Mesh,
     bound: tuple[int, ...],
@@ -210,7 +210,7 @@ def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> M
     return replace(moves, own=None, unchanged=unchanged)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _unchanged_dimensions(
     blocks: tuple[Blocks, ...], axes: tuple[int, ...], target: Layout
 ) -> tuple[Unchanged, ...]:

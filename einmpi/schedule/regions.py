@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.planner.moving.halo import Runs as Runs
 from einmpi.planner.moving.halo import intersect as intersect
 from einmpi.planner.moving.halo import joined
@@ -104,7 +104,7 @@ def locate(inner: Runs, outer: Runs) -> Runs:
     return _locate(inner, outer)
 
 
-@lru_cache(maxsize=16384)
+@bounded_cache(16384)
 def _locate(inner: Runs, outer: Runs) -> Runs:
     found = []
     stored = 0  # how many indices are stored before the current run of `outer`
@@ -118,7 +118,7 @@ def _locate(inner: Runs, outer: Runs) -> Runs:
     return joined(found)
 
 
-@lru_cache(maxsize=16384)
+@bounded_cache(16384)
 def split(runs: Runs, pieces: int, which: int) -> Runs:
     """Divide the indices, in order, into nearly equal pieces and return piece number `which`."""
     count = length(runs)

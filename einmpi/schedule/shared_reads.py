@@ -7,11 +7,12 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise, zip_longest
 from math import prod
 from typing import TypeAlias
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.eingraph import StoredForm
 from einmpi.schedule.layout import Layout, digits_along, rank_of, ranks_along
 from einmpi.schedule.regions import Region, Runs, whole
@@ -284,7 +285,7 @@ def _copies(layout: Layout) -> int:
     return layout.mesh.ranks // ranks_along(layout.mesh, layout.cutting_axes())
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def _first_ranks(layout: Layout) -> tuple[int, ...]:
     """Return the ranks with digit 0 on all axes that cut: one for each copy of the tensor."""
     mesh = layout.mesh
@@ -293,7 +294,7 @@ def _first_ranks(layout: Layout) -> tuple[int, ...]:
     return tuple(rank_of(mesh, digits) for digits in digits_along(mesh, others, mesh.digits(0)))
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def _owners(layout: Layout, dimension: int) -> list[tuple[int, int, int]]:
     """Return all runs of a dimension as (start, stop, part of the owner's number), in order."""
     mesh = layout.mesh
@@ -306,7 +307,7 @@ def _owners(layout: Layout, dimension: int) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _within(layout: Layout, dimension: int, first: int, last: int) -> tuple[tuple[int, Runs], ...]:
     """Return (part of a rank's number, its runs) between two indices of a dimension."""
     owners = _owners(layout, dimension)

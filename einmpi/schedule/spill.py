@@ -6,13 +6,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner.memory import Amounts, Pieces, Sizes
 from einmpi.schedule.compute import Compute, Kernel, Tiles
@@ -279,7 +279,7 @@ def out_of_core(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Comp
     return None if tiles is None else Compute((kernel,), tiles)
 
 
-@lru_cache(maxsize=1024)  # layers repeat
+@bounded_cache(1024)  # layers repeat
 def _best_tiles(pieces: Pieces, memory: int) -> Tiles | None:
     sizes = pieces.sizes()
     found = [_cheapest(pieces, sizes, memory, ahead) for ahead in (True, False)]

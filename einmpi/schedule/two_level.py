@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import PARTIAL, Layout, axes_that_cut, digits_along
 from einmpi.schedule.moves import changing_axes, common, exchange, pass_on, reduction
@@ -171,7 +172,7 @@ class _Combined:
 
 
 # All ranks have the same ones. A process that lowers a plan for many ranks makes them once.
-_combined = lru_cache(maxsize=1024)(_Combined)
+_combined = bounded_cache(1024)(_Combined)
 
 
 @dataclass(frozen=True)

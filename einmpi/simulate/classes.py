@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import combinations, groupby, zip_longest
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.comm.base import Group, spread_over_nodes
 from einmpi.comm.mpi import is_gathered_directly
 from einmpi.planner.machine import Prices
@@ -439,7 +439,7 @@ def _send_pairs(
             )
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def axes_of_group(mesh: Mesh, group: Group) -> tuple[int, ...]:
     """Return the axes on which the members of a group differ."""
     pairs = enumerate(zip(mesh.digits(group[0]), mesh.digits(group[-1]), strict=True))

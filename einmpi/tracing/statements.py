@@ -7,11 +7,11 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import element_text
 from einmpi.job.job import program_job
 from einmpi.language.syntax import PYTHON_PARSER, entries
@@ -85,7 +85,7 @@ class Definition:
         return isinstance(self.body, ast.Call) and isinstance(self.body.func, ast.Subscript)
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def definition_of(text: str, kinds: tuple[tuple[str, tuple[int, ...]], ...]) -> Definition:
     """Return a statement as a template, given the names and shapes of its operands."""
     with PYTHON_PARSER:
@@ -201,7 +201,7 @@ def copied(node: Node) -> Node:
     return computed(text, {"x": node})
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _kind_of(
     text: str, kinds: tuple[tuple[str, tuple[int, ...], str], ...]
 ) -> tuple[tuple[int, ...], str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from distributed import run_on_threads
+from kept_results import kept
 from step_kinds import computed_as
 
 import einmpi
@@ -32,9 +33,9 @@ def small_work_counts_as_large(monkeypatch):
     monkeypatch.setattr(compiled, "CHUNK_VALUES", 100)
     monkeypatch.setattr(map_and_folds, "WORTH_COMPILING", 1)
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 200)
-    halo_parts.split_at_halos.cache_clear()
+    kept(halo_parts.split_at_halos).clear()
     yield
-    halo_parts.split_at_halos.cache_clear()
+    kept(halo_parts.split_at_halos).clear()
 
 
 def outputs_of(program):

@@ -40,9 +40,10 @@ class ndarray:
 
     __array_priority__ = 100
 
-    def __init__(self, values: np.ndarray) -> None:
+    def __init__(self, values: np.ndarray, owns_memory: bool = True) -> None:
         self.values = values
-        _alive.append(values)
+        if owns_memory:
+            _alive.append(values)
 
     shape = property(lambda self: self.values.shape)
     dtype = property(lambda self: self.values.dtype)
@@ -245,9 +246,7 @@ def _new_array(pool: _Pool | None, shape: Any, dtype: Any) -> ndarray:
     pointer = allocate(nbytes)
     memory = (ctypes.c_uint8 * nbytes).from_address(pointer.ptr)
     memory.pointer = pointer  # as long as there is an array in it, or a view
-    found = ndarray(np.frombuffer(memory, np.uint8).view(dtype).reshape(shape))
-    _alive.pop()
-    return found
+    return ndarray(np.frombuffer(memory, np.uint8).view(dtype).reshape(shape), owns_memory=False)
 
 
 def _pinned_memory(nbytes: int) -> memoryview:

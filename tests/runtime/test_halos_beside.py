@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kept_results import kept
 from schedule_checks import verify
 from step_kinds import computed_as
 
@@ -49,9 +50,9 @@ COPIED = ["far", "backwards", "long"]
 def small_work_counts_as_large(monkeypatch):
     monkeypatch.setattr(index_sets, "MIN_SPLIT_VALUES", 1)
     monkeypatch.setattr(halo_parts, "MIN_SPLIT_VALUES", 1)
-    halo_parts.split_at_halos.cache_clear()
+    kept(halo_parts.split_at_halos).clear()
     yield
-    halo_parts.split_at_halos.cache_clear()
+    kept(halo_parts.split_at_halos).clear()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 
@@ -88,6 +89,28 @@ def test_release_leaves_arrays_their_memory() -> None:
     other = memory.array((COUNT,), "float64")
     other[...] = 8.0
     assert np.all(array == 7.0)
+
+
+def test_memory_is_released_while_another_thread_looks_for_idle_blocks() -> None:
+    """Runs of one compiled job on two threads: one ends while the other takes memory."""
+    memory = RecycledMemory()
+    other_run = threading.Thread(target=memory.release)
+
+    class Blocks(list[np.ndarray]):
+        """Blocks at which a thread looks so slowly that another one has time to act."""
+
+        def __getitem__(self, place):
+            if not other_run.ident:
+                other_run.start()
+                other_run.join(0.05)
+            return super().__getitem__(place)
+
+    first = memory.array((COUNT,), "float64")
+    memory.blocks = Blocks(memory.blocks)
+    second = memory.array((2 * COUNT,), "float64")
+    other_run.join()
+    assert not np.may_share_memory(first, second)
+    assert kept_bytes(memory) == 0
 
 
 def test_small_arrays_that_are_allocated_together_do_not_overlap() -> None:

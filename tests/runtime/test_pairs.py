@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kept_results import kept
 from schedule_checks import verify
 from step_kinds import computed_as
 
@@ -62,9 +63,9 @@ def small_work_counts_as_large(monkeypatch):
     monkeypatch.setattr(shared_inputs, "MIN_SHARED_BYTES", 64)
     monkeypatch.setattr(chains, "MIN_INNER_BYTES", 0)
     monkeypatch.setattr(chains, "choose_block", choose_few_rows)
-    halo_parts.split_at_halos.cache_clear()
+    kept(halo_parts.split_at_halos).clear()
     yield
-    halo_parts.split_at_halos.cache_clear()
+    kept(halo_parts.split_at_halos).clear()
 
 
 def job_of(name):

@@ -10,13 +10,13 @@ import stat
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.errors import one_of
 from einmpi.files.datasets import Array, DType, FileIdentity
 from einmpi.graph.dtypes import numpy_dtypes
@@ -283,7 +283,7 @@ def parse_content(text: bytes) -> Content:
     return content
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def array_metadata(path: str, identity: FileIdentity) -> ArrayMetadata:
     """Return what the zarr.json of an array says, as long as its identity is this one."""
     text = read_metadata(path)

@@ -5,11 +5,11 @@ slow, small in memory, always right.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
@@ -201,7 +201,7 @@ def label_values(
     return positions, indices
 
 
-@lru_cache(maxsize=4)
+@bounded_cache(4)
 def _numbers(start: int, stop: int) -> Array:
     """Return the numbers of a range, which many blocks may share."""
     numbers = np.arange(start, stop)

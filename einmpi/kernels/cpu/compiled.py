@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, cached_property, partial
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
@@ -82,7 +83,7 @@ def supports_compiled_loops(einsum: EinSum, dtypes: Sequence[npt.DTypeLike]) -> 
     return _is_compilable(einsum, tuple(np.dtype(dtype).name for dtype in dtypes))
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _is_compilable(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     if any(DTYPES[dtype].is_half for dtype in dtypes):
         return False

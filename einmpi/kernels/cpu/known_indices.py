@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from operator import is_
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, IndexEntries
 from einmpi.kernels.cpu.compiled import (
@@ -228,7 +229,7 @@ def _gather_loops(
     return Loops(template, in_calls)
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _bind_gathers(
     einsum: EinSum, reads: tuple[IndexedArray, ...], target: IndexedArray
 ) -> BoundNest:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
 from einmpi.kernels.contraction import Contraction, exact_contraction
@@ -94,7 +95,7 @@ class LinearUpdate:
     product_factor: Scalar
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def find_linear_update(einsum: EinSum, product: int) -> LinearUpdate | None:
     """Return what an EinSum adds to a multiple of an operand; None if it is of another form."""
     function = einsum.function

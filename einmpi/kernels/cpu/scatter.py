@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum, einsum_over
@@ -116,7 +116,7 @@ def supports_scatter_loops(scatter: Scatter) -> bool:
     return supports_compiled_loops(values, [*dtypes, *places])
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _with_places(einsum: EinSum, segments: Segments) -> EinSum:
     """Return an EinSum of the values alone: the positions of scattered labels are more operands.
 
@@ -201,7 +201,7 @@ def bind_values(
     return _bind_scatter(lowered, reads, target, range(count, count + len(places))), views
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _bind_scatter(
     einsum: EinSum, reads: tuple[IndexedArray, ...], target: IndexedArray, places: range
 ) -> BoundNest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.scalar import Arg
@@ -129,7 +130,7 @@ class _Sorted:
         return prod(extent for label, extent in self.einsum.extents if label != self.label)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _as_sorted(einsum: EinSum, segments: Segments) -> _Sorted | None:
     """Return an EinSum with one scattered label as segments; None if places are computed."""
     match segments.labels, segments.indices:
@@ -285,7 +286,7 @@ def _equal_shares(ends: Ends, threads: int) -> list[Range]:
     return list(pairwise(cuts))
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _bind_segments(
     found: _Sorted,
     reads: tuple[IndexedArray, ...],

@@ -9,13 +9,13 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
 from einmpi.kernels.contraction import Contraction, Labels, Strides, size_of
@@ -67,7 +67,7 @@ class Batches:
         return (self.rows, self.depth), (self.depth, self.columns), (self.rows, self.columns)
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def choose_batches(contraction: Contraction, dtypes: Labels, strides: Strides) -> Batches | None:
     """Return the cheapest way to compute a contraction; None if it is not a matrix product."""
     extent = dict(contraction.extents)

@@ -7,8 +7,9 @@ and the team joins its totals where a vertex aggregates the row.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.scalar import Arg, Scalar, walk
 from einmpi.kernels.cuda.nest import Nest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, HALVES, STORED, Fold, Steps, convert, stored
@@ -69,7 +70,7 @@ class GroupNest(Nest):
         return len(users) > 1
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def group_source(nest: GroupNest) -> str:
     """Return the whole text, whose entry point is the function `kernel`."""
     text = KernelText()

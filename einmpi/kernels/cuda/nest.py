@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.scalar import Number, Scalar
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
@@ -211,7 +211,7 @@ class Options(NamedTuple):
     strict: bool = False  # only methods that give inf and nan where the program as written does
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def compile_kernel(text: str, fast: bool, in_place: bool = False) -> Any:
     """Compile the function `kernel` of a CUDA text.
 

@@ -72,7 +72,7 @@ def _prepare_write(
     for label in rows.value.output:
         loops += [einsum.extent[label], *(own.get(label, 0) for own in steps)]
     text = row_writes_source(target.itemsize, len(rows.value.output))
-    kernel = compile_kernel(text, fast=False)
+    kernel = compile_kernel(text, False)
     count = prod(rows.value.bound)
     blocks = min(-(-count // _BLOCK_THREADS), _MOST_BLOCKS)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
@@ -79,7 +79,7 @@ class ScanText:
         return number(self.neutral, self.total)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def scan_kernel_source(text: ScanText, scheme: str) -> str:
     """Return the whole text of one of the kernels, whose entry point is the function `kernel`."""
     body = KernelText(depth=1)
@@ -374,7 +374,7 @@ def _prepare_launches(
         ]
     kernels = []
     for scheme, blocks in launches:
-        kernels.append((compile_kernel(scan_kernel_source(text, scheme), fast=False), blocks))
+        kernels.append((compile_kernel(scan_kernel_source(text, scheme), False), blocks))
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
         totals = cupy.empty(total_count, text.total)

@@ -7,8 +7,8 @@ folds the values of one result (fold), or a block computes a tile of rows and co
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
+from einmpi.caches import bounded_cache
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, number, stored
 from einmpi.kernels.cuda.source_parts import (
@@ -29,7 +29,7 @@ from einmpi.kernels.cuda.source_parts import (
 SUMMED_TOGETHER = 128
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def kernel_source(nest: CudaNest) -> str:
     """Return the whole text, whose entry point is the function `kernel`.
 

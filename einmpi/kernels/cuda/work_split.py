@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
 from einmpi.kernels.cuda.nest import (
     BLOCK_THREADS,
@@ -187,7 +187,7 @@ SQUARE_LINE_BYTES = 128  # of a line of a square in which a transposed array is 
 MIN_SQUARE_EXTENT = 32  # of both loops of the squares
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def split_work(problem: Problem) -> WorkSplit:
     """Choose a scheme and the order of the loops."""
     if problem.aggregation is None:

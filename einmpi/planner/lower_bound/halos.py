@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import affine_of
@@ -207,7 +207,7 @@ def readings_of(graph: EinGraph, vertex: Vertex) -> tuple[Reading | None, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _reading_by_lists(needed: Needed) -> Reading | None:
     lists = dict(needed.lists)
     reaches: list[Reach | Listed] = []
@@ -233,7 +233,7 @@ def _box(bound: tuple[int, ...], reaches: Sequence[Reach | Listed]) -> Reading |
     return Reading(prod(bound), tuple(reaches), is_box=True)
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _reading(
     indices: tuple[IndexEntries, ...], bound: tuple[int, ...], extents: tuple[tuple[str, int], ...]
 ) -> Reading | None:
@@ -301,7 +301,7 @@ def _inside(entry: str | Scalar, extent: int) -> tuple[str | Scalar, bool]:
     return entry, False
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def ways_with_halos(
     einsum: EinSum,
     readings: tuple[Reading | None, ...],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.lower_bound.charges import Charging, Limit, Part
@@ -105,7 +105,7 @@ def _grids(made: EinSum, read: EinSum, operand: int, ranks: int) -> tuple[Ints, 
     return grids(ranks, dimensions), grids(ranks, (*dimensions, *of_others))
 
 
-@lru_cache(maxsize=16)  # layers repeat
+@bounded_cache(16)  # layers repeat
 def joint_ways(
     made: EinSum,
     read: EinSum,

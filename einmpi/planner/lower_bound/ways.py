@@ -4,13 +4,13 @@ asks for, and what at most stays on its rank where a tensor goes from one to ano
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from math import comb, prod
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.mesh import divided, divisors, prime_factors
 
@@ -81,7 +81,7 @@ def role_of(einsum: EinSum, label: str, partial_labels: Collection[str] | None =
     return Role(lacking, label in partial_labels)
 
 
-@lru_cache(maxsize=1024)  # layers repeat
+@bounded_cache(1024)  # layers repeat
 def _ways(
     roles: tuple[tuple[Role, tuple[int, ...]], ...],
     operands: int,
@@ -133,7 +133,7 @@ def part_counts(extents: Sequence[int], ranks: int) -> frozenset[int]:
     return frozenset(found)
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def grids(ranks: int, allowed: tuple[frozenset[int], ...]) -> Ints:
     """Return all ways to write the ranks as a product: an allowed number for each role, and a rest.
 
@@ -146,7 +146,7 @@ def grids(ranks: int, allowed: tuple[frozenset[int], ...]) -> Ints:
     return grid[fits]
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def _factorizations(ranks: int, numbers: int) -> Ints:
     """Return all ways to write the ranks as an ordered product of so many numbers, as rows."""
     rows = np.ones((1, numbers), np.int64)
@@ -250,7 +250,7 @@ def _exponents(numbers: Ints, prime: int, ranks: int) -> npt.NDArray[np.int8]:
     return exponents[np.searchsorted(known, numbers)]
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def _exponents_of_divisors(prime: int, ranks: int) -> tuple[Ints, npt.NDArray[np.int8]]:
     """Return the divisors of a number of ranks, and how often a prime divides each of them."""
     known = divisors(ranks)
@@ -258,7 +258,6 @@ def _exponents_of_divisors(prime: int, ranks: int) -> tuple[Ints, npt.NDArray[np
     return np.array(known), np.array(exponents, np.int8)
 
 
-@lru_cache(maxsize=1024)
 def _elements_of_longest_share(bound: tuple[int, ...], length: int, ranks: int) -> int:
     """Return the most elements of a tensor that have one digit on an axis of this length.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
 from einmpi.graph.scalar import IndexEntries, Scalar, unique
@@ -62,7 +63,7 @@ def length(runs: Runs) -> int:
     return count
 
 
-@lru_cache(maxsize=65536)
+@bounded_cache(65536)
 def share(mesh: Mesh, side: Extent, cuts: tuple[tuple[int, int], ...]) -> Runs:
     """Return the indices of a label that belong to the given digits of a rank.
 
@@ -86,7 +87,7 @@ def share(mesh: Mesh, side: Extent, cuts: tuple[tuple[int, int], ...]) -> Runs:
     return whole(extent) if found is None else found
 
 
-@lru_cache(maxsize=65536)
+@bounded_cache(65536)
 def _runs_of_blocks(
     mesh: Mesh, window: tuple[int, ...], digits: tuple[tuple[int, int], ...]
 ) -> tuple[Ints, Ints]:
@@ -102,7 +103,7 @@ def _runs_of_blocks(
     return starts, starts + unit
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def indices_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
     """Return how many indices of a dimension have each combination of digits on some axes.
 
@@ -115,7 +116,7 @@ def indices_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
     return found.astype(np.int64)
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def stretches_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
     """Return where stretches of indices with the same digits on some axes begin, and the extent.
 
@@ -166,7 +167,7 @@ def intersect(one: Runs, two: Runs) -> Runs:
     return _intersect(one, two)
 
 
-@lru_cache(maxsize=16384)
+@bounded_cache(16384)
 def _intersect(one: Runs, two: Runs) -> Runs:
     found = []
     k = m = 0
@@ -430,7 +431,7 @@ def is_inside(
     return True
 
 
-@lru_cache(maxsize=65536)
+@bounded_cache(65536)
 def _is_dimension_inside(
     mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, cutting: tuple[int, ...]
 ) -> bool:
@@ -466,7 +467,7 @@ def _all_digits(mesh: Mesh, axes: Collection[int]) -> Iterator[tuple[int, ...]]:
 # dimensions. Where blocks have gaps, or the middle has some, this says that it reaches all.
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def borders_of_blocks(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
     """Return where the blocks begin that these axes cut a dimension into, and the last one ends.
 

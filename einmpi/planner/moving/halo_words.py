@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import gcd, prod
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.planner.mesh import Extent, Mesh, length_of, members_along
 from einmpi.planner.moving.halo import (
     Ints,
@@ -122,10 +122,10 @@ class _Reading:
         return self.known_needs[ranks]
 
 
-_reading = lru_cache(maxsize=4096)(_Reading)  # layers repeat
+_reading = bounded_cache(4096)(_Reading)  # layers repeat
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _ends_of_blocks(mesh: Mesh, side: Extent, source: Axes | None, ranks: tuple[int, ...]) -> Ints:
     """Return the ends of the runs that ranks have if these axes cut a dimension; else of all."""
     blocks: list[Runs] = [whole(length_of(side))] * len(ranks)
@@ -146,14 +146,14 @@ def _ends_of_runs(runs_of_ranks: Sequence[Runs]) -> Ints:
     return ends
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def _finest_blocks(mesh: Mesh, side: Extent) -> Ints:
     """Return where the blocks begin that all axes together cut a dimension into, and the extent."""
     axes = sorted(axis for window in mesh.windows(side) for axis in window)
     return stretches_by_digits(mesh, side, tuple(axes))[0]
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _combinations(mesh: Mesh, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     """Return the combination of digits on some axes that each of some ranks has."""
     combination = np.zeros(len(ranks), np.int64)
@@ -163,7 +163,7 @@ def _combinations(mesh: Mesh, axes: Axes, ranks: tuple[int, ...]) -> Ints:
     return combination
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def _places_by_digits(
     mesh: Mesh, ranks: tuple[int, ...], axes: Axes
 ) -> tuple[tuple[tuple[int, ...], list[int]], ...]:
@@ -257,7 +257,7 @@ def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
     return list(numbers), [numbers[item] for item in items]
 
 
-@lru_cache(maxsize=64)
+@bounded_cache(64)
 def _counted_ranks(ranks: int, most: int) -> tuple[int, ...]:
     """Return all ranks, or of more than twice as many so many that have all kinds of digits."""
     if ranks <= 2 * most:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.eingraph import Aligned, EinGraph, Known, Vertex
 from einmpi.graph.scalar import Arg, Scalar, labels_in
 from einmpi.planner.mesh import Mesh
@@ -141,7 +142,7 @@ def list_of(graph: EinGraph, vertex: Vertex, entry: Scalar, extent: int) -> Know
     return KnownList(operand.known, names) if first >= 0 and last < extent else None
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _ends(known: Known) -> tuple[int, int]:
     """Return the least and the greatest element; nothing is outside if there is none."""
     if not known.values.size:
@@ -149,7 +150,7 @@ def _ends(known: Known) -> tuple[int, int]:
     return int(known.values.min()), int(known.values.max())
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def count_of_distinct(known: Known) -> int:
     """Return how many different elements a list has."""
     return len(np.unique(known.values))
@@ -205,7 +206,7 @@ def _aligned(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Iterator[Aligned]:
             return
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def _goes_to_blocks(known: Known, extent: int, length: int, mesh: Mesh) -> bool:
     """Return whether all elements are in the block of a dimension with the number of their own.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, lru_cache
+from functools import cache
 from math import prod
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.caches import bounded_cache
 from einmpi.planner.factor import Edge, Variable, factor
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
@@ -199,7 +200,7 @@ def halo_flow(mesh: Mesh, needed: Needed, total: Any, between: Any) -> Flow:
 # ---- extents that do not divide -----------------------------------------------------------------
 
 
-@lru_cache(maxsize=65536)
+@bounded_cache(65536)
 def kept_elements(mesh: Mesh, bound: tuple[Extent, ...], turns: tuple[Turn, ...]) -> int:
     """Return the elements that stay on their rank when axes turn.
 
@@ -269,11 +270,11 @@ def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traff
         return traffic(mesh, edge.bound, None, targets)
     sources = tuple([edge.source_symbols[symbol] for symbol in cuts[0]])
     if edge.needed is None:
-        return traffic(mesh, edge.bound, sources, targets, orders=edge.orders)
+        return traffic(mesh, edge.bound, sources, targets, None, edge.orders)
     return traffic(mesh, edge.bound, sources, tuple(cuts[-1]), edge.needed)
 
 
-@lru_cache(maxsize=4096)  # layers repeat
+@bounded_cache(4096)  # layers repeat
 def traffic(
     mesh: Mesh,
     bound: tuple[int, ...],

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from kept_results import kept
 from random_programs import settled
 
 from einmpi.graph.dtypes import numpy_dtypes
@@ -176,7 +177,7 @@ def random_contractions(case, data):
 
 @pytest.fixture(autouse=True)
 def empty_cache():
-    lowering.cheapest_lowering.cache_clear()
+    kept(lowering.cheapest_lowering).clear()
 
 
 def set_constants(monkeypatch, values):

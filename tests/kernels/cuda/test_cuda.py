@@ -42,6 +42,7 @@ from cuda_cases import (
     operations,
 )
 from hypothesis import given
+from kept_results import kept
 from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex, vertices_of
 from random_programs import programs, settled
 from row_write_cases import check_all_row_writes
@@ -74,7 +75,7 @@ def cupy(monkeypatch):
 def forget():
     """Remove prepared calls and kernels, so that none is left from another stand-in."""
     dispatch.CALLS.entries.clear()
-    compile_kernel.cache_clear()
+    kept(compile_kernel).clear()
 
 
 # ---- values -------------------------------------------------------------------------------------

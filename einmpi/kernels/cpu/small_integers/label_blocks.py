@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import Affine, affine_of_call
 from einmpi.graph.scalar import Call, Const, Index, Scalar, walk
@@ -35,7 +35,7 @@ class InBlocks(NamedTuple):
         return views
 
 
-@lru_cache(maxsize=1024)
+@bounded_cache(1024)
 def in_blocks(einsum: EinSum, starts: tuple[tuple[str, int], ...]) -> InBlocks | None:
     """Return an EinSum over parts of its labels; None if that does not make all indices labels.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Call, Scalar, gathers_in, walk
 from einmpi.kernels.cpu.loop_source import (
@@ -52,7 +52,7 @@ MOST_NODES = 24  # of ⊗, to compute several results at a time
 # ---- choice --------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=4096)
+@bounded_cache(4096)
 def bind_row_products(
     function: Scalar,
     operands: tuple[IndexedArray, ...],

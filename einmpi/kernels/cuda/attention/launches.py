@@ -9,13 +9,13 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import sha256
 from itertools import chain
 from math import inf, prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from einmpi.caches import bounded_cache
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.attention.backward import (
     column_gradients_text,
@@ -52,7 +52,7 @@ class AttentionLaunch:
         self.kernel((self.blocks,), (self.threads,), tuple(values), shared_mem=self.shared_bytes)
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def compiled_attention(text: str, warpgroups: bool, shared_bytes: int, device: int) -> Any:
     """Compile the function `kernel` of a text for the current GPU, whose number is `device`."""
     cupy = driver.cupy()
