@@ -668,7 +668,7 @@ def test_tasks_begin_in_order():
 @pytest.mark.parametrize("leaves_early", [False, True])
 def test_a_task_whose_time_is_over_ends_what_it_started(tmp_path, leaves_early):
     processes = import_module("bench.lib.processes")
-    replays = import_module("einmpi.simulate.replay")
+    replays = import_module("einmpi.simulate.simulation")
     started = tmp_path / "started"
 
     def start_a_long_program(task):

@@ -47,7 +47,7 @@ from einmpi.planner.machine import read_machine
 from einmpi.planner.plan import Plan
 from einmpi.planner.strategies import Choice, Roles, Strategy, register_strategy
 from einmpi.simulate.classes import classes_of, traces_of
-from einmpi.simulate.replay import read_platform
+from einmpi.simulate.cluster import read_platform
 from einmpi.simulate.simulation import Place, simulate_plan
 from einmpi.units import show_bytes
 from tests.lib.paper_llama import llama_program

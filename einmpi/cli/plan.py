@@ -25,18 +25,20 @@ from einmpi.report.describe import check_plot, write_picture, write_plot
 from einmpi.report.picture import memory_picture
 from einmpi.report.record import write_trace
 from einmpi.report.terminal import comparison_text, plan_text
-from einmpi.simulate.cluster import Network, make_cluster, read_network
-from einmpi.simulate.replay import (
+from einmpi.simulate.cluster import (
     PLATFORM_EXPECTED,
-    ReplayEnded,
-    ReplayError,
-    find_smpirun,
+    Network,
+    make_cluster,
+    read_network,
     read_platform,
 )
 from einmpi.simulate.simulation import (
     MOST_RANKS_OF_SIMGRID,
     Place,
+    ReplayEnded,
+    ReplayError,
     Simulated,
+    find_smpirun,
     reason_against,
     simulate_plan,
 )

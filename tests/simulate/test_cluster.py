@@ -10,8 +10,7 @@ from paths import ROOT
 
 from einmpi.errors import InputError
 from einmpi.planner.machine import Machine
-from einmpi.simulate.cluster import KEYS, TOPOLOGIES, make_cluster
-from einmpi.simulate.replay import read_platform
+from einmpi.simulate.cluster import KEYS, TOPOLOGIES, make_cluster, read_platform
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

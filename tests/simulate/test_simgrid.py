@@ -15,7 +15,7 @@ from paths import ROOT
 
 import einmpi
 from einmpi.planner.machine import Machine
-from einmpi.simulate import replay
+from einmpi.simulate import simulation
 from einmpi.simulate.cluster import TOPOLOGIES, make_cluster
 from einmpi.simulate.simulation import Place, reason_against, simulate_plan
 
@@ -94,7 +94,7 @@ def test_coarser_events_change_little(monkeypatch):
     job = einmpi.load(ROOT / "jobs" / "chain.toml", s=50)
     spec = "cores=4,topology=fat-tree"
     exact = seconds_of(job, 28, spec)
-    monkeypatch.setattr(replay, "_MANY_MESSAGES", 1)
+    monkeypatch.setattr(simulation, "_MANY_MESSAGES", 1)
     coarse = seconds_of(job, 28, spec)
     assert coarse != exact
     assert abs(coarse - exact) < 20 * 5e-9
