@@ -18,8 +18,8 @@ from einmpi.job.loop_table import LoopTable, ReadInputs, TrainTable, check_rate,
 from einmpi.language.parse import Graphs, build_graphs, parse_program
 from einmpi.language.syntax import Declaration, Source, Statement, statements
 from einmpi.language.toml_document import Entry, kind_of
-from einmpi.training.settings import Training
-from einmpi.training.write_out import RATE, Program, WrittenOut, write_out
+from einmpi.training.settings import Program, Training
+from einmpi.training.write_out import RATE, WrittenOut, write_out
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import element_text
 from einmpi.language.macros import GRADIENT, called_name
 from einmpi.language.syntax import Declaration, Statement, entries
+from einmpi.training.settings import Program, Training
 
 _FULL = ("float32", "float64")
 
@@ -38,35 +39,31 @@ class Rounded:
 
 
 def rounded_program(
-    graph: EinGraph,
-    items: Sequence[Statement | Declaration],
-    loss: str,
-    precision: str,
-    constants: Collection[str],
-    labels_of: Callable[[Vertex], Sequence[str]],
-    dtypes_of: Callable[[str], Mapping[str, str]],
+    training: Training, program: Program, labels_of: Callable[[Vertex], Sequence[str]]
 ) -> Rounded:
     """Return a program that computes a loss in half precision.
 
-    `graph` is that of the program as written, and `constants` are numbers that take the dtype of
-    what they are combined with. `labels_of` returns labels for the dimensions of an input, and
-    `dtypes_of` the dtypes of the tensors of another text.
+    `labels_of` returns labels for the dimensions of an input.
     """
-    rounding = _Rounding(graph, items, loss, precision, constants)
+    items = program.items
+    precision = training.precision
+    rounding = _Rounding(training, program)
     statements = [rounding.changed(item) for item in items]
     casts = []
     for name in rounding.read:
-        labels = ",".join(labels_of(graph[name]))
+        labels = ",".join(labels_of(program.graph[name]))
         casts.append(f"{rounding.inputs[name]}[{labels}] = {precision}({name}[{labels}])")
     # A statement whose numbers have made it wider again is rounded as a whole, the first of them
     # first: then those that read it may be as they should.
     positions = {item.name: number for number, item in enumerate(items)}
-    dtypes = dtypes_of("\n".join([_text(items, statements), *casts]))
-    too_wide = [name for name in graph.by_name if name in rounding.narrow and dtypes[name] in _FULL]
+    dtypes = program.dtypes_of("\n".join([_text(items, statements), *casts]))
+    too_wide = [
+        name for name in program.graph.by_name if name in rounding.narrow and dtypes[name] in _FULL
+    ]
     while too_wide:
         first = positions[too_wide[0]]
         statements[first] = rounding.rounded_whole(items[first])
-        dtypes = dtypes_of("\n".join([_text(items, statements), *casts]))
+        dtypes = program.dtypes_of("\n".join([_text(items, statements), *casts]))
         too_wide = [name for name in too_wide if dtypes[name] in _FULL]
     shown = []
     for item, statement in zip(items, statements, strict=True):
@@ -118,25 +115,19 @@ def _without_spaces_in_brackets(text: str) -> str:
 class _Rounding:
     """Which tensors of a program are rounded, and how its statements change by that."""
 
-    def __init__(
-        self,
-        graph: EinGraph,
-        items: Sequence[Statement | Declaration],
-        loss: str,
-        precision: str,
-        constants: Collection[str],
-    ) -> None:
+    def __init__(self, training: Training, program: Program) -> None:
+        graph = program.graph
         self.graph = graph
-        self.precision = precision
-        leading = _leading_to(graph, loss)
+        self.precision = str(training.precision)
+        leading = _leading_to(graph, training.loss)
         self.inputs: dict[str, str] = {}  # inputs that can be rounded → names of the rounded ones
         for vertex in graph.inputs:
             if vertex.name in leading and vertex.bound and vertex.dtype in _FULL:
-                self.inputs[vertex.name] = f"{vertex.name}_{precision}"
+                self.inputs[vertex.name] = f"{vertex.name}_{self.precision}"
         self.read: dict[str, None] = {}  # those of them that a statement reads rounded, in order
         self.narrow: set[str] = set()  # statements whose result is rounded
         self.wide: set[str] = set()  # tensors of full precision that rounded statements may read
-        for item in items:
+        for item in program.items:
             if not isinstance(item, Statement) or graph[item.name].dtype not in _FULL:
                 continue
             is_narrow = item.name in leading and len(item.labels) > 0
@@ -146,7 +137,7 @@ class _Rounding:
                 self.wide.add(item.name)
         for vertex in graph.inputs:
             is_number = not vertex.bound and vertex.dtype in _FULL
-            if is_number and vertex.name not in constants:
+            if is_number and vertex.name not in program.constants:
                 self.wide.add(vertex.name)
 
     def changed(self, item: Statement | Declaration) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from math import inf, isfinite
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.graph.eingraph import EinGraph
+from einmpi.language.syntax import Declaration, Statement
 from einmpi.language.toml_document import Place, check_count, show
 
 # ---- optimizers ----------------------------------------------------------------------------------
@@ -197,6 +199,38 @@ class Training:
     scale: float
     growth: int
     place: Place
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that is to be trained.
+
+    Attributes
+    ----------
+    graph : EinGraph
+        The program as written.
+    items : sequence of Statement or Declaration
+        Its statements.
+    taken : collection of str
+        All names that mean something in it.
+    earlier : collection of str
+        The names of tensors of earlier loops, which a state cannot have.
+    carried, batched : collection of str
+        Inputs that cannot be parameters.
+    constants : collection of str
+        Numbers that take the dtype of what they are combined with.
+    dtypes_of : callable
+        Returns the dtypes of the tensors of another text with the same inputs.
+    """
+
+    graph: EinGraph
+    items: Sequence[Statement | Declaration]
+    taken: Collection[str]
+    dtypes_of: Callable[[str], Mapping[str, str]]
+    earlier: Collection[str] = ()
+    carried: Collection[str] = ()
+    batched: Collection[str] = ()
+    constants: Collection[str] = ()
 
 
 def make_training(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import element_text
 from einmpi.graph.scalar import Names
 from einmpi.language.scope import mark_values
 from einmpi.language.syntax import Declaration, Statement, entries
 from einmpi.training.precision import rounded_program
-from einmpi.training.settings import Optimizer, Rule, Training
+from einmpi.training.settings import Optimizer, Program, Rule, Training
 from einmpi.units import counted
 
 RATE = "train_rate"
@@ -144,38 +144,6 @@ class _Parameter:
         return f"{self.dtype}({expression})" if self.dtype in _HALF else expression
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program that is to be trained.
-
-    Attributes
-    ----------
-    graph : EinGraph
-        The program as written.
-    items : sequence of Statement or Declaration
-        Its statements.
-    taken : collection of str
-        All names that mean something in it.
-    earlier : collection of str
-        The names of tensors of earlier loops, which a state cannot have.
-    carried, batched : collection of str
-        Inputs that cannot be parameters.
-    constants : collection of str
-        Numbers that take the dtype of what they are combined with.
-    dtypes_of : callable
-        Returns the dtypes of the tensors of another text with the same inputs.
-    """
-
-    graph: EinGraph
-    items: Sequence[Statement | Declaration]
-    taken: Collection[str]
-    dtypes_of: Callable[[str], Mapping[str, str]]
-    earlier: Collection[str] = ()
-    carried: Collection[str] = ()
-    batched: Collection[str] = ()
-    constants: Collection[str] = ()
-
-
 def write_out(training: Training, program: Program) -> WrittenOut:
     """Return the statements that train a program."""
     graph = program.graph
@@ -193,13 +161,9 @@ def write_out(training: Training, program: Program) -> WrittenOut:
     writer = _Writer(training, parameters, program.earlier, graph[training.loss].dtype)
     if training.precision is not None:
         rounded = rounded_program(
-            graph,
-            program.items,
-            training.loss,
-            training.precision,
-            program.constants,
+            training,
+            program,
             lambda vertex: _labels_in_use(vertex, program.items, program.taken),
-            program.dtypes_of,
         )
         writer.found.program = rounded.text
         writer.found.changed = rounded.changed
