@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +42,7 @@ from einmpi.loops.stages import (
     once_options,
     stages_of,
     step_options,
+    with_less_memory,
     with_loop,
     written_step,
 )
@@ -114,6 +114,7 @@ class LoopRun:
         options: Options,
         checkpoints: LoopCheckpoints | None = None,
         on_row: Callable[[int, Values], None] | None = None,
+        history_file: HistoryFile | None = None,
         number: int = 0,
         inputs_changing: Collection[str] = (),
     ) -> None:
@@ -121,11 +122,11 @@ class LoopRun:
         self.number = number  # of loops before this one
         self.loop = loop_of(job)
         self.comm = comm
-        self.options = options  # may change until a step is planned
+        self.options = options
         self.on_row = on_row
         self.on_computed: Callable[[int], None] | None = None  # after the work of each step
         self.checkpoints = checkpoints
-        self.history_file: HistoryFile | None = None  # known to rank 0
+        self.history_file = history_file  # known to rank 0
         self.kept_outputs = kept_outputs(job)
         self.inputs_changing = tuple(inputs_changing)  # between runs of this loop
         self.stages: Stages = stages_of(job, inputs_changing)
@@ -138,6 +139,8 @@ class LoopRun:
         self.start: LoopResult | None = None  # what it goes on from
         self.watched_names = self.loop.watched
         self.batches: LoopBatches | None = None
+        self.step = Compiled(self.stages.step, comm, step_options(options, self.stages))
+        self.step.backend.repetition = IN_LOOPS
         self.plan: Plan
         self.schedule: Schedule
         self.is_planned = False
@@ -150,14 +153,6 @@ class LoopRun:
         self.seconds_once = 0.0  # before the first step
         self.started = time.monotonic()
         self.measured = Measured(seconds=0.0, seconds_loading=0.0, received=0, peak=0)
-
-    @cached_property
-    def step(self) -> Compiled:
-        """What computes a step."""
-        options = step_options(self.options, self.stages)
-        compiled = Compiled(self.stages.step, self.comm, options)
-        compiled.backend.repetition = IN_LOOPS
-        return compiled
 
     # ---- before the first step ------------------------------------------------------------------
 
@@ -214,6 +209,14 @@ class LoopRun:
         self.batches = None
         self.step.resident.clear()
         self.step.backend.resident.clear()
+
+    def leave_memory(self, nbytes: int) -> None:
+        """Leave so much memory to tensors of earlier loops."""
+        if nbytes and self.options.memory is not None:
+            self.options = with_less_memory(self.options, nbytes)
+            options = step_options(self.options, self.stages)
+            self.step = Compiled(self.stages.step, self.comm, options)
+            self.step.backend.repetition = IN_LOOPS
 
     def plan_steps(self, layouts_before: Mapping[str, Layout]) -> None:
         """Plan a step, given the layouts of inputs that are on the ranks already."""

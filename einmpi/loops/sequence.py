@@ -34,7 +34,6 @@ from einmpi.loops.stages import (
     names_passed_on,
     validation_job,
     with_kept,
-    with_less_memory,
     with_loop,
     written_step,
 )
@@ -151,8 +150,7 @@ class LoopSequence:
         together(self.comm, lambda: self._check_names(inputs))
         layouts_before = layouts_of(inputs)
         for run, kept in zip(self.runs, kept_tensors(self.job), strict=True):
-            nbytes = bytes_kept(kept, self.layouts, run.stages.inputs)
-            run.options = with_less_memory(run.options, nbytes)
+            run.leave_memory(bytes_kept(kept, self.layouts, run.stages.inputs))
             run.plan_steps(read_by_stages(run.stages, layouts_before))
             found = result_layouts(run.job, run.plan)
             layouts_before |= found
