@@ -28,6 +28,9 @@ class GroupingRule:
     of each row to compute at a time, or None if the kernels are better computed one by one. Of
     other kernels, those that `can_lead` may be the first of a group that `is_worthwhile`. A kernel
     that `changes_a_part` of what it is written over is computed alone.
+
+    Without `most_outside` a group is all kernels that follow one another and share rows. With it, a
+    group is the most of them that have a block; so many kernels after these may have none.
     """
 
     accepts: Callable[[Kernel], bool]
@@ -35,6 +38,7 @@ class GroupingRule:
     can_lead: Callable[[Kernel], bool] = lambda _: False
     is_worthwhile: Callable[[Compute], bool] = lambda _: True
     changes_a_part: Callable[[Kernel], bool] = lambda _: False
+    most_outside: int = 0
 
 
 def with_groups(schedule: Schedule, rule: GroupingRule) -> Schedule:
@@ -63,9 +67,12 @@ def with_groups(schedule: Schedule, rule: GroupingRule) -> Schedule:
             found += [step.inside_group() for step in run if step.when_fused == "after"]
         steps += found or taken
         for step in taken:
-            in_memory.update((slot.name, slot.nbytes) for slot in step.allocates())
+            for slot in step.reuses:
+                in_memory.setdefault(slot.name, 0)  # the input is counted
+            for slot in step.allocates():
+                in_memory.setdefault(slot.name, slot.nbytes)
             for slot in step.frees:
-                del in_memory[slot.name]
+                in_memory.pop(slot.name, None)
         position += len(taken)
     return replace(schedule, steps=tuple(steps))
 
@@ -79,14 +86,20 @@ def _longest_run(
     """
     run: list[Step] = []
     used: set[str] = set()  # slots of the run
+    kernels: list[Kernel] = []
+    most_steps = most_kernels = 0  # of the longest group that the rule has a block for
     for step in steps[start:]:
         kernel = step.only_kernel
         if kernel is not None:
             is_accepted = rule.accepts(kernel) or (not run and rule.can_lead(kernel))
             if not is_accepted or _is_alone(kernel, updates, rule):
                 break
-            if not _rows_of([*_kernels_of(run), kernel]):
+            rows = _rows_of([*kernels, kernel])
+            if not rows and not rule.most_outside:
                 break
+            if most_kernels == len(kernels):
+                most_steps = len(run)  # with what is freed after the last of them
+            kernels.append(kernel)
         elif not run or not step.when_fused:
             break
         if step.when_fused == "before":
@@ -96,6 +109,13 @@ def _longest_run(
             for slot in (*step.reads, *step.writes, *step.reuses, *step.keeps, *step.frees):
                 used.add(slot.name)
         run.append(step)
+        if kernel is not None and rule.most_outside:
+            if len(kernels) > 1 and rows and rule.choose_block(kernels, rows) is not None:
+                most_kernels = len(kernels)
+            elif len(kernels) - most_kernels > rule.most_outside:
+                break
+    if rule.most_outside and most_kernels < len(kernels):
+        run = run[:most_steps]
     return _up_to_last_kernel(run)
 
 

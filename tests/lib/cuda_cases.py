@@ -339,12 +339,25 @@ GROUPS = {
         "P[k,l] = sum(F[k,i,j] * Z[i,l,j]); Q[k,l,m] = P[k,l] * y[m]",
         {"x": (2, 9, 301), "c": (9,), "y": (8000,)},
     ),
+    "matrix and vector": (
+        "Z[b,a] = r[b,a] + sum(o[b,g,d] * w[a,g,d]); Q[i,k] = y[i] * y[k]",
+        {"r": (1, 50), "o": (1, 9, 24), "w": (50, 9, 24), "y": (400,)},
+    ),
+    "matrices and a vector": (
+        "Z[b,f] = silu(sum(x[b,a] * v[f,a])) * sum(x[b,a] * w[f,a]); Q[i,k] = y[i] * y[k]",
+        {"x": (1, 301), "v": (40, 301), "w": (40, 301), "y": (400,)},
+    ),
+    "matrices and a vector, by warps": (
+        "Z[b,f] = silu(sum(x[b,a] * v[f,a])) * sum(x[b,a] * w[f,a]); Q[i,k] = y[i] * y[k]",
+        {"x": (1, 2600), "v": (9, 2600), "w": (9, 2600), "y": (400,)},
+    ),
 }
 
 
 def check_group(cupy, name, dtype, monkeypatch):
     """One kernel computes all vertices of the group, with the reference's result."""
-    monkeypatch.setattr(group, "MIN_ROWS", 1)
+    if name.endswith("warps"):
+        monkeypatch.setattr(group, "BUSY_THREADS", 1)
     text, shapes = GROUPS[name]
     arrays = random_arrays(dtype, shapes)
     outputs = [output for output in "ZQ" if f"{output}[" in text]
@@ -366,7 +379,6 @@ def check_group(cupy, name, dtype, monkeypatch):
 
 def check_first_extreme(cupy, dtype, monkeypatch):
     """Both passes of argmax see the same values, also if they are computed and never stored."""
-    monkeypatch.setattr(group, "MIN_ROWS", 1)
     arrays = random_arrays(dtype, {"x": (70, 72), "y": (72,)})
     job = einmpi.program("Z[i] = argmax(x[i,j] * 3 + x[i,j] * y[j])", **arrays)
     schedule = with_groups(lower(einmpi.plan(job, ranks=1), 0), group.RULE)

@@ -13,10 +13,16 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from einmpi.graph.scalar import Arg, IndexEntries, Scalar, rebuild
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction import Contraction, recognise_contraction
 from einmpi.kernels.cuda import capture
 from einmpi.kernels.cuda.driver import DeviceArray
-from einmpi.kernels.cuda.group_source import GROUP_BLOCK_THREADS, GroupNest, Stage, group_source
+from einmpi.kernels.cuda.group_source import (
+    GROUP_BLOCK_THREADS,
+    MAX_VALUES_PER_THREAD,
+    GroupNest,
+    Stage,
+    group_source,
+)
 from einmpi.kernels.cuda.nest import (
     PACK_BYTES,
     WARP_THREADS,
@@ -40,7 +46,9 @@ from einmpi.schedule.regions import Slot, names_of
 # The dimensions of a group are its rows and, inside a row, those that all its vertices go over.
 
 
-MAX_VALUES_PER_THREAD = 32  # values of a row that a thread keeps in registers
+FEW_VALUES = 8  # of a row for a thread, which it reads at once
+MAX_TEAM_THREADS = 512
+BUSY_THREADS = 2**17  # of all teams: about as many as a large GPU runs at once
 
 
 def inside_dimensions(
@@ -106,12 +114,27 @@ def team_rows(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> Seque
     return rows[:-1] if are_maps else rows
 
 
-def team_size(values: int) -> int:
-    """Return how many threads share a row with so many values."""
+def team_size(rows: int, values: int, keeps_values: bool) -> int:
+    """Return how many threads share a row with so many values.
+
+    A team is large enough to keep the values in registers, and larger where few rows leave threads
+    without work.
+    """
     team = WARP_THREADS
-    while values > team * MAX_VALUES_PER_THREAD:
+    while keeps_values and values > team * MAX_VALUES_PER_THREAD:
+        team *= 2
+    while rows * team < BUSY_THREADS and values > team * FEW_VALUES and team < MAX_TEAM_THREADS:
         team *= 2
     return team
+
+
+def keeps_values(kernels: Sequence[Kernel], dimensions: Sequence[Sequence[str]]) -> bool:
+    """Return whether threads keep results: those that have a value for every position of a row."""
+    for number, kernel in enumerate(kernels):
+        inside = {labels[number] for labels in dimensions}
+        if not inside.isdisjoint(kernel.einsum.output):
+            return True
+    return False
 
 
 class _GroupArray(NamedTuple):
@@ -212,13 +235,15 @@ def split_group(
     if dimensions is None:
         return None
     parts = _parts_of(kernels, rows, dimensions, slot_strides, names_of(step.inner))
-    arrays = [*parts.reads, *parts.writes.values()]
-    extents = extents_of(kernels, [*rows, *dimensions])
+    extents, arrays = _with_merged_loops(
+        extents_of(kernels, [*rows, *dimensions]), [*parts.reads, *parts.writes.values()], len(rows)
+    )
     pack = _pack_size(arrays, extents, len(rows)) if aligned else 1
     # From here on the last loop counts packs.
     extents[-1] //= pack
     positions = prod(extents[len(rows) :])
-    team = team_size(positions * pack)
+    has_kept = keeps_values(kernels, dimensions)
+    team = team_size(prod(extents[: len(rows)]), positions * pack, has_kept)
     largest_offset = prod(extents)
     strides = []
     accesses = []
@@ -253,6 +278,31 @@ def split_group(
     return GroupSplit(nest, tuple(slots), arguments, blocks)
 
 
+def _with_merged_loops(
+    extents: Sequence[int], arrays: Sequence[_GroupArray], row_loops: int
+) -> tuple[list[int], list[_GroupArray]]:
+    """Return one loop for those inside a row that go over neighbours in every array."""
+    merged = list(extents)
+    arrays = list(arrays)
+    for loop in range(len(extents) - 2, row_loops - 1, -1):
+        inner = loop + 1
+        follows = all(
+            array.strides[loop] == array.strides[inner] * merged[inner] for array in arrays
+        )
+        if not follows and merged[loop] > 1 and merged[inner] > 1:
+            continue
+        # A loop of one step has no stride of its own.
+        kept = loop if merged[inner] == 1 else inner
+        arrays = [
+            array._replace(
+                strides=(*array.strides[:loop], array.strides[kept], *array.strides[inner + 1 :])
+            )
+            for array in arrays
+        ]
+        merged[loop : inner + 1] = [merged[loop] * merged[inner]]
+    return merged, arrays
+
+
 def _pack_size(arrays: Sequence[_GroupArray], extents: Sequence[int], row_loops: int) -> int:
     """Return how many neighbours a thread reads at once: 16 bytes, if every array has them."""
     used = []  # arrays with values inside a row
@@ -273,8 +323,7 @@ def _pack_size(arrays: Sequence[_GroupArray], extents: Sequence[int], row_loops:
     return pack
 
 
-MAX_TEAM_THREADS = 512
-MIN_ROWS = 2**10  # with fewer rows, a kernel for each vertex has more work to share
+MOST_KERNELS_OUTSIDE = 2  # after a group, which later ones may join to it
 MIN_MAP_VALUES = 2**8  # of a row of elementwise kernels: each thread of a team has eight
 SECTOR_BYTES = 32  # the least that a GPU reads from memory
 
@@ -288,28 +337,38 @@ def _suits(kernel: Kernel) -> bool:
     if einsum.has_special_form or not einsum.is_indexed_by_labels:
         return False
     product = recognise_contraction(einsum)
-    if product is not None and len(product.positions) > 1:
-        left, right = product.indices[:2]
-        if left != right:
-            return False  # a matrix product
+    if product is not None and len(product.positions) > 1 and not _reads_rows_once(product):
+        return False
     if any(len(runs) != 1 for _, runs in kernel.index):
         return False
     return not kernel.select and 0 not in dict(einsum.extents).values()
 
 
+def _reads_rows_once(product: Contraction) -> bool:
+    """Return whether each row of a factor makes one number: vectors' products do, and a matrix's
+    with a vector, but not those of two matrices, which share what they read."""
+    left, right, output = product.indices
+    if left == right:
+        return True
+    extent = dict(product.extents)
+    needed = {label for label in (*left, *right, *output) if extent[label] > 1}
+    return any(needed <= {*factor} and factor[-1] not in output for factor in (left, right))
+
+
 def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
-    """Return one row at a time, if there are enough rows and each fits into registers."""
+    """Return one row at a time, if what threads keep of it fits into registers."""
     shared_rows = team_rows(kernels, rows)
     dimensions = inside_dimensions(kernels, shared_rows)
     if dimensions is None:
         return None
     row_count = prod(extents_of(kernels, shared_rows))
     values = prod(extents_of(kernels, dimensions))
-    if row_count < MIN_ROWS or values > MAX_VALUES_PER_THREAD * MAX_TEAM_THREADS:
+    has_kept = keeps_values(kernels, dimensions)
+    if has_kept and values > MAX_VALUES_PER_THREAD * MAX_TEAM_THREADS:
         return None
     if len(shared_rows) < len(rows) and values < MIN_MAP_VALUES:
         return None
-    teams = GROUP_BLOCK_THREADS // team_size(values)
+    teams = GROUP_BLOCK_THREADS // team_size(row_count, values, keeps_values=True)
     if _wastes_sectors(kernels, shared_rows, teams):
         return None
     return (1,) * len(rows)
@@ -325,7 +384,7 @@ def _wastes_sectors(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], te
         row_labels = {labels[number] for labels in rows}
         for slot, index in zip(kernel.operands, kernel.einsum.operands, strict=True):
             is_whole = set(index) == set(kernel.einsum.labels)
-            if slot.name in made or not is_whole:
+            if slot.name in made or not is_whole or row_labels.issuperset(index):
                 continue
             is_apart = index[-1] in row_labels and slot.shape[-1] > 1
             if is_apart and teams * np.dtype(slot.dtype).itemsize < SECTOR_BYTES:
@@ -334,7 +393,9 @@ def _wastes_sectors(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], te
     return False
 
 
-RULE = GroupingRule(_suits, _block, changes_a_part=changes_a_part)
+RULE = GroupingRule(
+    _suits, _block, changes_a_part=changes_a_part, most_outside=MOST_KERNELS_OUTSIDE
+)
 
 
 # ---- the call -----------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from einmpi.kernels.cuda.source_parts import (
 )
 
 GROUP_BLOCK_THREADS = 256  # threads of a block, unless one team has more
+MAX_VALUES_PER_THREAD = 32  # values of a row that a thread keeps in registers
+PACKS_AT_ONCE = 4  # of a longer row: read before the first one is needed
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class GroupNest(Nest):
 
     def is_kept(self, read: int) -> bool:
         """Tell whether several stages use a read, so that it stays in registers."""
+        if self.values_per_thread > MAX_VALUES_PER_THREAD:
+            return False
         arg = Arg(len(self.stages) + read)
         users = [stage for stage in self.stages if arg in walk(stage.function)]
         return len(users) > 1
@@ -143,7 +147,7 @@ class _StageWriter:
         total = f"total{self.number}"
         kind = COMPUTED[fold.dtype]
         self.text.add(f"{kind} {total} = {fold.start(fold.dtype)};")
-        self.text.add("#pragma unroll")
+        self.text.add(self.unrolling())
         with self.text.block(self.position_loop()):
             self.write_position_start()
             for part in range(self.nest.pack):
@@ -161,7 +165,7 @@ class _StageWriter:
         dtype = self.stage.dtype
         kind = f"Pack<{STORED[dtype]}, {self.nest.pack}>"
         self.text.add(f"{COMPUTED[dtype]} {self.result}[{self.nest.values_per_thread}];")
-        self.text.add("#pragma unroll")
+        self.text.add(self.unrolling())
         with self.text.block(self.position_loop()):
             self.write_position_start()
             if self.is_stored:
@@ -181,6 +185,11 @@ class _StageWriter:
                     f"if (own < rows && position < positions) "
                     f"*reinterpret_cast<{kind}*>({address}) = result;"
                 )
+
+    def unrolling(self) -> str:
+        """Return how to unroll the loop over positions; numbers of registers must be constant."""
+        is_long = self.nest.values_per_thread > MAX_VALUES_PER_THREAD
+        return f"#pragma unroll {PACKS_AT_ONCE}" if is_long else "#pragma unroll"
 
     def position_loop(self) -> str:
         return f"for (int u = 0; u < {self.nest.values_per_thread // self.nest.pack}; ++u)"
