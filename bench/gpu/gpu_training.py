@@ -212,7 +212,7 @@ class TorchStep:
 # ---- both ---------------------------------------------------------------------------------------
 
 
-def check(name: str, step: Any, wanted: Mapping[str, Any], dtype: str) -> None:
+def is_right(name: str, step: Any, wanted: Mapping[str, Any], dtype: str) -> bool:
     """Do one step, and compare how it changes the weights with what float32 gives."""
     before = step.weights()
     value = float(step())
@@ -221,9 +221,9 @@ def check(name: str, step: Any, wanted: Mapping[str, Any], dtype: str) -> None:
         # Weights in half precision change by less than they are rounded to, here and there.
         rounding = float(np.abs(before[key]).max()) * UNIT_ROUNDING[dtype]
         error = float(np.abs(after - before[key] - wanted[key]).max()) - rounding
-        worst = max(worst, error / float(np.abs(wanted[key]).max()))
+        worst = float(np.maximum(worst, error / float(np.abs(wanted[key]).max())))  # nan stays
     print(f"  {name:24} loss {value:.6f}, updates within {worst:.1e} of float32", flush=True)
-    assert worst < TOLERANCE[dtype], f"{name}: updates differ by {worst}"
+    return worst < TOLERANCE[dtype]
 
 
 def changes_in_float32(sizes: Sizes, values: Any) -> dict[str, Any]:
@@ -247,13 +247,19 @@ def compare(sizes: Sizes, dtype: str, options: argparse.Namespace) -> dict[str, 
     }
     candidates: dict[str, Candidate] = {}
     for name in options.candidates:
-        candidates[name] = makers[name]()
-        check(name, candidates[name], wanted, dtype)
+        candidate = makers[name]()
+        if is_right(name, candidate, wanted, dtype):
+            candidates[name] = candidate
+        elif name == "einmpi":
+            raise SystemExit("einmpi: updates are wrong")
+        else:
+            print(f"  {name} is wrong, and left out")
     shown = f"B{sizes.batch} S{sizes.sequence} D{sizes.attributes} H{sizes.heads} {dtype}"
     found = row(f"block {shown}", candidates, options.repeats, sizes.operations())
     if options.profile:
         for name in options.profile:
-            print_kernels(name, candidates[name])
+            if name in candidates:
+                print_kernels(name, candidates[name])
     return found
 
 

@@ -63,11 +63,22 @@ def contiguous(array: DeviceArray) -> DeviceArray:
     return cupy().ascontiguousarray(array)
 
 
+# Whether all arrays of a type are in GPU memory; None if each has to be asked.
+_TYPES_ON_DEVICE: dict[type, bool | None] = {}
+
+
 def is_device_array(array: Any) -> bool:
     """Tell whether an array is in GPU memory. CuPy need not be installed for this."""
-    # Asking the type is cheap; on an instance the attribute would be assembled on every access.
     kind = type(array)
+    if kind not in _TYPES_ON_DEVICE:
+        _TYPES_ON_DEVICE[kind] = _is_on_device(kind)
+    is_on_device = _TYPES_ON_DEVICE[kind]
+    return hasattr(array, "__cuda_array_interface__") if is_on_device is None else is_on_device
+
+
+def _is_on_device(kind: type) -> bool | None:
+    # Asking the type is cheap; on an instance the attribute would be assembled on every access.
     if not hasattr(kind, "__cuda_array_interface__"):
         return False
     # Arrays of torch and JAX have it only if they are on a GPU.
-    return kind.__module__.startswith("cupy") or hasattr(array, "__cuda_array_interface__")
+    return True if kind.__module__.startswith("cupy") else None

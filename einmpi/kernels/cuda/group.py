@@ -118,9 +118,11 @@ def team_size(rows: int, values: int, keeps_values: bool) -> int:
     """Return how many threads share a row with so many values.
 
     A team is large enough to keep the values in registers, and larger where few rows leave threads
-    without work.
+    without work. Rows that are shorter than what a warp reads at once share a warp.
     """
     team = WARP_THREADS
+    while team > 1 and values <= team // 2 * FEW_VALUES:
+        team //= 2
     while keeps_values and values > team * MAX_VALUES_PER_THREAD:
         team *= 2
     while rows * team < BUSY_THREADS and values > team * FEW_VALUES and team < MAX_TEAM_THREADS:
