@@ -354,7 +354,9 @@ def _reads_rows_once(product: Contraction) -> bool:
         return True
     extent = dict(product.extents)
     needed = {label for label in (*left, *right, *output) if extent[label] > 1}
-    return any(needed <= {*factor} and factor[-1] not in output for factor in (left, right))
+    return any(
+        factor and needed <= {*factor} and factor[-1] not in output for factor in (left, right)
+    )
 
 
 def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
