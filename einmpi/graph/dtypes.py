@@ -287,6 +287,8 @@ def as_comparison(ufunc: np.ufunc) -> DtypeRule:
     int64 = np.dtype(np.int64)
 
     def rule(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+        if types == (int, int):  # numpy would compare two numbers of Python as objects
+            return int64, int64, np.dtype(bool)
         first, second, result = resolve(types)
         if first.kind in "biu" and (first.name != "uint64" or types[0] is int):
             first = int64

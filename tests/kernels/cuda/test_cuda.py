@@ -233,6 +233,13 @@ def nest_of(text, arrays, first=0):
     return split_work(problem).nest
 
 
+def test_labels_that_are_compared_with_numbers(cupy):
+    """The loops of a sum are unrolled, and then numbers are compared with numbers."""
+    text = "Z = sum[i:2,j:5](where(1 == i, where(4 == j, x, 0), 0))"
+    einsum, kind, operands = vertex(text, {"x": np.array(3.0)})
+    assert compute(cupy, einsum, kind, operands) == 3
+
+
 def test_an_index_that_cannot_be_out_of_range_is_not_checked():
     arrays = {"x": np.zeros((5, 16), "float32"), "w": np.zeros((5, 16), "float32")}
     assert nest_of("y[i,d] = w[i,d] * x[i,(d+8)%16]", arrays).checked == ()
