@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .drive import BACKEND_VARIABLE
 from .oracle import Invalid, Value, evaluate, exact
 from .recurrences import RecurrenceMaker
 from .tree import (
@@ -141,8 +143,10 @@ def _float(draw: Draw, kind: str, dtype: np.dtype) -> float:
         return draw.one((math.inf, -math.inf, math.nan))
     if kind == "extreme" and draw.chance(0.3):
         limits = np.finfo(dtype)
-        extremes = (limits.max, -limits.max, limits.tiny, limits.smallest_subnormal, limits.eps)
-        return float(draw.one((*extremes, 0.0, -0.0, 1.0)))
+        smallest = [limits.tiny, limits.smallest_subnormal]
+        if os.environ.get(BACKEND_VARIABLE) == "cupy":
+            smallest = [limits.eps, limits.eps]  # kernels on GPUs flush smaller numbers to 0
+        return float(draw.one((limits.max, -limits.max, *smallest, limits.eps, 0.0, -0.0, 1.0)))
     if kind == "wide":
         return draw.between(-2000, 2000) / 8
     return draw.between(-64, 64) / 16
