@@ -41,17 +41,19 @@ class GroupingRule:
     most_outside: int = 0
 
 
-def with_groups(schedule: Schedule, rule: GroupingRule) -> Schedule:
+def with_groups(schedule: Schedule, rule: GroupingRule, is_repeated: bool = False) -> Schedule:
     """Return the schedule with groups in place of kernels, where a rule asks for them.
 
     The schedule needs no more memory with groups than it did without. What is loaded between the
     kernels of a group is loaded before it. A save point between them comes after the group, and
     is marked as being inside it.
+
+    If a step repeats the schedule, no group may need more than its kernels do.
     """
     steps: list[Step] = []
-    # Where slots are in the slow tier, what is in memory is not counted here.
+    # What is in memory besides is not known if slots are in the slow tier, or if steps are repeated.
     uses_slow_tier = any(step.spills("place") for step in schedule.steps)
-    peak = 0 if uses_slow_tier else _peak_bytes(schedule.steps, {})
+    peak = 0 if uses_slow_tier or is_repeated else _peak_bytes(schedule.steps, {})
     in_memory: dict[str, int] = {}  # the bytes of each slot, which several steps may allocate
     position = 0
     while position < len(schedule.steps):

@@ -45,6 +45,7 @@ class Context(NamedTuple):
     reuses: Sequence[Reuse] = ()  # which outputs take the memory of which inputs
     fusions: Fusions = Fusions()
     overlaps: bool = True
+    is_repeated: bool = False  # the steps are those that another step repeats
 
 
 def _cut_transfers(schedule: Schedule, context: Context) -> Schedule:
@@ -87,7 +88,7 @@ def _buffer_halos(schedule: Schedule, context: Context) -> Schedule:
 
 def _group_kernels(schedule: Schedule, context: Context) -> Schedule:
     rule = context.fusions.groups
-    return schedule if rule is None else with_groups(schedule, rule)
+    return schedule if rule is None else with_groups(schedule, rule, context.is_repeated)
 
 
 def _fold(schedule: Schedule, context: Context) -> Schedule:
@@ -148,7 +149,7 @@ def fuse(schedule: Schedule, plan: Plan, fusions: Fusions, overlaps: bool = True
 
     def fuse_repeated(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         inside = replace(schedule, steps=steps, updates=(), lowered_steps=steps)
-        context = Context(plan, (), fusions, overlaps=False)
+        context = Context(plan, (), fusions, overlaps=False, is_repeated=True)
         return run_passes(inside, FUSION_PASSES, context).steps
 
     schedule = _with(schedule, [step.with_repeated(fuse_repeated) for step in schedule.steps])

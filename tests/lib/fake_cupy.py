@@ -458,6 +458,21 @@ def prepare(*given: Any) -> Any:
     return lambda operands, target: compute(einsum, operands, target, *options)
 
 
+def prepare_group(step: Any, arrays: Any, fast_math: bool = False) -> Any:
+    """Stand in for einmpi.kernels.cuda.group.prepare_group: one launch, by numpy."""
+
+    def compute_group(arrays: Any) -> int:
+        known = dict(arrays)
+        for slot in step.inner:
+            known[slot.name] = ndarray(_garbage(slot.shape, slot.dtype))
+        for kernel in step.kernels:
+            operands = [known[slot.name] for slot in kernel.operands]
+            compute(kernel.einsum, operands, known[kernel.target.name], kernel.index)
+        return 0
+
+    return compute_group
+
+
 def install(monkeypatch: Any, **settings: Any) -> None:
     """Pretend that CuPy is installed; numpy computes instead of kernels."""
     from einmpi.kernels.cuda import dispatch, group
@@ -467,7 +482,7 @@ def install(monkeypatch: Any, **settings: Any) -> None:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(dispatch, "compute_einsum", compute)
     monkeypatch.setattr(dispatch, "prepare_einsum", prepare)
-    monkeypatch.setattr(group, "prepare_group", lambda *_: None)
+    monkeypatch.setattr(group, "prepare_group", prepare_group)
     monkeypatch.setattr(backend, "prepare_row_writes", lambda *_: None)
     monkeypatch.setattr(backend, "_contexts", {})
     monkeypatch.setattr(Graph, "launches", 0)

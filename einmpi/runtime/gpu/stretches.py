@@ -14,7 +14,7 @@ from einmpi.schedule.memory import bytes_needed
 from einmpi.schedule.regions import Slot, names_of
 from einmpi.schedule.steps import Free, Reuse, SavePoint, Step, Store, Transfer
 
-MIN_LAUNCHING_STEPS = 2  # of a stretch: a graph of one kernel is not faster than the kernel
+MIN_LAUNCHES = 2  # of a stretch, kernel by kernel: a graph of one kernel is not faster than it
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,10 @@ def _captured(
     made_before: Sequence[Slot],
 ) -> Stretch:
     """Return the stretch of these steps, which is captured if that is worth it."""
-    launching = [step for step in steps[first:stop] if step.kernels or step.transfer]
-    if len(launching) < MIN_LAUNCHING_STEPS:
+    launches = 0
+    for step in steps[first:stop]:
+        launches += len(step.kernels) or int(step.transfer is not None)
+    if launches < MIN_LAUNCHES:
         return Stretch(first, stop, is_captured=False)
     used: dict[str, None] = {}
     for step in steps[first:stop]:
