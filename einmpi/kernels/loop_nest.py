@@ -65,6 +65,8 @@ class Nest:
     # the first aggregated loop then goes over the values of one. The next operand has their ends.
     segments: int | None = None
     has_short_segments: bool = False  # none is longer than BLOCK_STEPS
+    # Each begins where the one before ends, and no other loop is outside of its values.
+    has_adjacent_segments: bool = False
     short_sum: int = 0  # how many lanes are aggregated, if that is part of the source
     # Parameters that are part of the source, with their values.
     constants: tuple[tuple[str, int], ...] = ()

@@ -18,12 +18,10 @@ from einmpi.kernels.cpu.compiled import (
     MIN_THREADED_VALUES,
     JobTemplate,
     OperandView,
-    check_gathers,
     chunk_count,
     indexed_array,
     is_addressable,
     operand_views,
-    run_jobs,
     shares_of,
 )
 from einmpi.kernels.fixed_lists import identity_of, is_within
@@ -102,10 +100,7 @@ class KnownIndicesCall:
             return
         template = loops.template
         target = out if loops.finish is None else np.empty(loops.shape, out.dtype)
-        jobs = template.jobs_for([*[operands[k] for k in loops.taken], target])
-        run_jobs(template.kernel, jobs, self.threads)
-        if template.is_checked:
-            check_gathers(template.bound, jobs)
+        template.run([*[operands[k] for k in loops.taken], target], self.threads)
         if loops.finish is not None:
             loops.finish(target, out)
 

@@ -364,6 +364,10 @@ def _write_segments(nest: Nest, text: SourceLines) -> None:
         text.add(f"part = stack({stored_dtype(aggregate.dtype)}, {width})")
     elif aggregate.in_parts:
         text.add("part = total")
+    if nest.has_adjacent_segments:
+        lanes = Lanes(nest, "f")
+        first = lanes.value(Arg(nest.segments), "int64")
+        text.add("i0 = start0", *lanes.before, f"stop = {first}")
     open_loops([loop for loop in range(nest.output_loops) if loop != nest.lane], text)
     if width <= SEGMENT_LANES:
         text.add("c = 0", f"n = {width}")
@@ -371,8 +375,11 @@ def _write_segments(nest: Nest, text: SourceLines) -> None:
         text.open(f"for c in range(start{nest.lane}, stop{nest.lane}, {width}):")
         text.add(f"n = least({width}, stop{nest.lane} - c)")
     lanes = Lanes(nest, "s")
-    ends = [lanes.value(Arg(nest.segments + k), "int64") for k in range(2)]
-    text.add(*lanes.before, f"start, stop = {', '.join(ends)}")
+    start = "stop"
+    if not nest.has_adjacent_segments:
+        start = lanes.value(Arg(nest.segments), "int64")
+    stop = lanes.value(Arg(nest.segments + 1), "int64")
+    text.add(*lanes.before, f"start, stop = {start}, {stop}")
     start_part = f"part[{{v}}] = {aggregate.start(aggregate.dtype)}"
     if is_in_parts:
         if not nest.has_short_segments:
@@ -413,12 +420,15 @@ def _write_values(
         text.add(f"middle = end - (end - {start}) % {steps}")
         passes = [("t", start, "middle", steps), ("u", "middle", "end", 1)]
     for prefix, begin, end, together in passes:
+        lanes = Lanes(nest, prefix, walks=nest.width == 1)
+        aggregate.add_steps(lanes, 0, together)
+        for array, stride in lanes.walked.items():
+            text.add(f"walk{array} = array{array} + {begin} * {stride}")
         text.open(f"for {prefix}j0 in range({begin}, {end}, {together}):")
         text.add(*[f"{prefix}j{step} = {prefix}j0 + {step}" for step in range(1, together)])
-        lanes = Lanes(nest, prefix)
-        aggregate.add_steps(lanes, 0, together)
         text.add(*lanes.before)
         text.add_lane_loop(count, *lanes.inside)
+        text.add(*[f"walk{array} += {stride}" for array, stride in lanes.walked.items()])
         text.close()
     text.depth = depth
 

@@ -67,6 +67,7 @@ class Ends(NamedTuple):
 
     first: npt.NDArray[np.unsignedinteger[Any]]
     end: npt.NDArray[np.unsignedinteger[Any]]
+    are_adjacent: bool = False  # each segment begins where the one before ends
 
 
 def ends_of(places: Array, first: int, extent: int) -> Ends | None:
@@ -88,10 +89,10 @@ def ends_of(places: Array, first: int, extent: int) -> Ends | None:
     bounds: Any = starts_of(own, first, extent + 1)
     if numbers is None or not len(numbers):
         bounds = bounds.astype(dtype, copy=False)
-        return Ends(bounds[:-1], bounds[1:])
+        return Ends(bounds[:-1], bounds[1:], are_adjacent=True)
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         bounds = (bounds + numbers[0]).astype(dtype)
-        return Ends(bounds[:-1], bounds[1:])
+        return Ends(bounds[:-1], bounds[1:], are_adjacent=True)
     begin = numbers[np.minimum(bounds[:-1], len(numbers) - 1)]
     lengths = np.diff(bounds)
     end = np.where(lengths > 0, numbers[bounds[1:] - 1] + 1, begin)
@@ -230,7 +231,7 @@ def _segment_loops(
         out = np.empty([extents[label] for label in found.einsum.output], out.dtype)
     views = operand_views(found.einsum, chosen, index)
     reads = [indexed_array(*view) for view in views]
-    for array in ends:
+    for array in ends[:2]:
         reads.append(indexed_array(array, (found.label,)))
     bound = _bind_segments(
         found,
@@ -238,10 +239,11 @@ def _segment_loops(
         indexed_array(out, found.einsum.output),
         within,
         longest <= BLOCK_STEPS,
+        ends.are_adjacent,
     )
     template = JobTemplate(bound, 0, _equal_shares(ends, threads))
     in_calls = place_operands(template, views, operands, found.taken, found.lists)
-    for k, array in enumerate(ends):
+    for k, array in enumerate(ends[:2]):
         template.place(len(views) + k, array, None)
     template.place(-1, out, out)
     return Loops(template, in_calls, out.shape, finish)
@@ -293,6 +295,7 @@ def _bind_segments(
     target: IndexedArray,
     within: tuple[int, ...],
     are_short: bool,
+    are_adjacent: bool,
 ) -> BoundNest:
     """Return the loops for arrays with these strides; the last two reads are the segments' ends."""
     einsum = found.einsum
@@ -326,6 +329,7 @@ def _bind_segments(
         width=lane.extent if lane.extent <= SEGMENT_LANES else STRIP_LANES,
         segments=len(reads) - 2,
         has_short_segments=are_short,
+        has_adjacent_segments=are_adjacent and not outer and lane.extent <= SEGMENT_LANES,
         constants=dense_strides(arrays, axes, gathered),
     )
     return BoundNest(nest, axes, (), gathered)
