@@ -48,14 +48,16 @@ Finish: TypeAlias = Callable[[Array, Array], None]
 class Loops(NamedTuple):
     """Loops for some operands and an output.
 
-    They read these operands in each call, and lists that never change where they are. If `finish`
-    is given, they fill an array of this shape, of which it makes the output.
+    They read these operands in each call, and lists that never change where they are; and take
+    `memory`, arrays of such shapes and dtypes. If `finish` is given, they fill an array of this
+    shape, of which it makes the output.
     """
 
     template: JobTemplate
     taken: Sequence[int]
     shape: tuple[int, ...] = ()
     finish: Finish | None = None
+    memory: Sequence[tuple[tuple[int, ...], str]] = ()
 
 
 class _Made(NamedTuple):
@@ -100,7 +102,8 @@ class KnownIndicesCall:
             return
         template = loops.template
         target = out if loops.finish is None else np.empty(loops.shape, out.dtype)
-        template.run([*[operands[k] for k in loops.taken], target], self.threads)
+        memory = [np.empty(shape, dtype) for shape, dtype in loops.memory]
+        template.run([*[operands[k] for k in loops.taken], *memory, target], self.threads)
         if loops.finish is not None:
             loops.finish(target, out)
 

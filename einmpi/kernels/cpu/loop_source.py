@@ -20,7 +20,7 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call, walk
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.loop_nest import BLOCK_STEPS, Nest
+from einmpi.kernels.loop_nest import BLOCK_STEPS, MATCHES, Nest
 from einmpi.kernels.scalar_text import FoldTypes
 
 # ---- source lines --------------------------------------------------------------------------------
@@ -192,7 +192,9 @@ def write_kernel(nest: Nest, write: Callable[[Nest, SourceLines], None]) -> str:
 
 
 def _write(nest: Nest, text: SourceLines) -> None:
-    if nest.segments is not None:
+    if nest.matches is not None:
+        _write_matches(nest, text)
+    elif nest.segments is not None:
         _write_segments(nest, text)
     elif nest.place is not None:
         write_scatter(nest, text)
@@ -431,6 +433,50 @@ def _write_values(
         text.add(*[f"walk{array} += {stride}" for array, stride in lanes.walked.items()])
         text.close()
     text.depth = depth
+
+
+def _write_matches(nest: Nest, text: SourceLines) -> None:
+    """Write the loops over the rows of a product of matrices, and the pairs of elements of each.
+
+    The sums of a row are where its results are, or in memory of a wider dtype if there may be more
+    than one part in a sum.
+    """
+    assert nest.matches is not None
+    aggregate = aggregate_of(nest)
+    lists = dict(zip(MATCHES, range(nest.matches, len(nest.reads)), strict=False))
+    dtype = aggregate.total if "sums" in lists else aggregate.dtype
+    for name, array in lists.items():
+        text.add(f"{name} = at({stored_dtype(nest.reads[array].dtype)}, array{array})")
+    text.add(f"results = at({stored_dtype(nest.out.dtype)}, array{len(nest.reads)})")
+    first = "first_p[i0]" if "sums" in lists else "0"
+    if "sums" not in lists:
+        text.add("sums = results")
+    text.open("for i0 in range(start0, stop0):")
+    text.add(f"first = int64({first})")
+    text.open("for s in range(first_p[i0], first_p[i0 + 1]):")
+    text.add("place[own_column[s]] = s - first", f"sums[s - first] = {aggregate.start(dtype)}")
+    text.close()
+    x = nest.output_loops
+    text.open(f"for i{x} in range(int64(first_x[i0]), int64(first_x[i0 + 1])):")
+    lanes = Lanes(nest, "t")
+    for node in walk(nest.function):  # what depends on x alone is read once
+        if isinstance(node, Arg) and lanes.uses(node) == {x}:
+            lanes.value(node, nest.reads[node.position].dtype)
+    text.add(*lanes.before, f"row = match[i{x}]")
+    text.open("for tj0 in range(int64(first_y[row]), int64(first_y[row + 1])):")
+    text.add("s = place[column[tj0]]")
+    written = len(lanes.before)
+    if aggregate.factors:
+        left, right = (lanes.value(factor, dtype) for factor in aggregate.factors)
+        joined = f"muladd({left}, {right}, sums[s])"
+    else:
+        value = convert(lanes.value(nest.function, aggregate.dtype), aggregate.dtype, dtype)
+        joined = stored(aggregate.tree(lanes, [loaded("sums[s]", dtype), value], dtype), dtype)
+    text.add(*lanes.before[written:], *lanes.inside, f"sums[s] = {joined}")
+    text.depth -= 2
+    if "sums" in lists:
+        text.open("for s in range(first_p[i0], first_p[i0 + 1]):")
+        text.add(f"results[s] = {convert('sums[s - first]', dtype, nest.out.dtype)}")
 
 
 def write_parts(
