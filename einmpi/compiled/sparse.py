@@ -27,7 +27,7 @@ from einmpi.graph.sparse.formats import Format
 from einmpi.graph.sparse.patterns import Pattern
 from einmpi.job.batches import Validation
 from einmpi.job.job import Job
-from einmpi.kernels.cpu.key_loops import starts_of
+from einmpi.kernels.cpu.key_loops import starts_in
 from einmpi.kernels.fixed_lists import fix
 from einmpi.kernels.reference import as_numpy
 from einmpi.language.numpy_einsum import split_arguments
@@ -305,6 +305,7 @@ class _Making:
             self.ranks,
             arrays,
             self.taken,
+            finds_pairs=job.backend == "numpy",
         )
         for array in desugared.arrays.values():
             fix(array)
@@ -387,7 +388,8 @@ class _GivenRows:
     def __init__(self, given: Coordinates, blocks: Blocks) -> None:
         self.kind = given.shape, given.dtype
         self.columns = given.keys[1]
-        self.starts = starts_of(given.keys[0], 0, given.shape[0] + 1)
+        fix(given.keys[0])
+        self.starts = starts_in(given.keys[0], given.shape[0])
         self.blocks = blocks
 
     def values_of(self, matrix: Any) -> npt.NDArray[Any] | None:

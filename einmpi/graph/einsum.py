@@ -126,7 +126,9 @@ class EinSum:
 
     `extents` has every label with its extent: the output's first, then the aggregated ones.
     `picked_extent` is given where an index picks values of a label, and must not be outside of it:
-    the extent of the label in the whole program.
+    the extent of the label in the whole program. ⊗ may be where(condition, value, neutral) with
+    values for few combinations of the labels, which are found by their keys: `matches` is how many.
+    Such an EinSum is never cut.
     """
 
     output: tuple[str, ...]
@@ -136,6 +138,7 @@ class EinSum:
     aggregated: tuple[str, ...]
     extents: tuple[tuple[str, int], ...]
     picked_extent: int | None = None
+    matches: int | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -181,7 +184,9 @@ class EinSum:
         return any(len(set(index)) < len(index) for index in self.operands)
 
     def calls(self) -> int:
-        """Return how often ⊗ is applied: the size of the joined index space."""
+        """Return how often ⊗ is applied: the size of the joined index space, or what matches."""
+        if self.matches is not None:
+            return self.matches
         return prod(extent for _, extent in self.extents)
 
     def operations(self) -> int:
@@ -194,7 +199,7 @@ class EinSum:
 
         For every combination of labels these are the steps of ⊗ and one for ⊕. A value that is
         scattered is computed once, not for every place where it might go; of values from which an
-        index picks, only one is computed.
+        index picks, only one is computed. What is found by keys is not compared with all others.
         """
         if self.scan is not None or self.blocked_scan is not None:
             (scanned,) = self.aggregated
@@ -204,6 +209,9 @@ class EinSum:
         if self.segments is not None:
             return self._scattered_operations(self.segments)
         steps = _steps(self.function)
+        if self.matches is not None:
+            assert isinstance(self.function, Call)
+            steps = _steps(self.function.args[1])
         if self.aggregated:
             steps += 1
         if self.pick is not None:
@@ -302,8 +310,9 @@ class EinSum:
 
     @property
     def has_special_form(self) -> bool:
-        """Whether it scans, scatters or picks values: such an EinSum has kernels of its own."""
-        return self.scan is not None or self.segments is not None or self.pick is not None
+        """Whether it has kernels of its own: it scans, scatters, picks or finds values by keys."""
+        forms = self.scan, self.segments, self.pick, self.matches
+        return any(form is not None for form in forms)
 
     @property
     def is_pass_of_scan(self) -> bool:

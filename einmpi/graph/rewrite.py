@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
-from einmpi.graph.einsum import EinSum, make_einsum, reopen
+from einmpi.graph.einsum import EinSum, close, make_einsum, reopen
 from einmpi.graph.index_arithmetic import affine_of
 from einmpi.graph.recurrence_steps import with_steps
 from einmpi.graph.recurrences import until_stable
@@ -113,9 +113,8 @@ def _with_inputs(vertex: Vertex, name: str, inputs: tuple[str, ...]) -> Vertex:
 
 def _with_expression(einsum: EinSum, expression: Scalar) -> tuple[EinSum, tuple[str, ...]]:
     """Return the EinSum with another function, and the tensors that it reads."""
-    return make_einsum(
-        einsum.output, expression, einsum.aggregation, einsum.aggregated, einsum.extent
-    )
+    function, operands, tensors = close(expression)
+    return replace(einsum, function=function, operands=operands), tensors
 
 
 def _meaning(vertex: Vertex, einsum: EinSum, representative: Mapping[str, str]) -> object:

@@ -61,7 +61,12 @@ def is_within(array: Array, extent: int) -> bool:
     is_signed = array.dtype.kind == "i"
     if is_signed and fact(array, "least", lambda: int(array.min())) < 0:
         return False
-    return fact(array, "greatest", lambda: int(array.max())) < extent
+    return greatest_of(array) < extent
+
+
+def greatest_of(array: Array) -> int:
+    """Return the greatest element of a list that never changes."""
+    return fact(array, "greatest", lambda: int(array.max()))
 
 
 def _owner(array: Array) -> _FixedList | None:

@@ -24,6 +24,10 @@ COUNTER_STEP = 8  # the stride of a Counter, that of int64
 
 Range: TypeAlias = tuple[int, int]  # start and stop
 BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
+# What a kernel reads that finds values by keys: for each x the row of y, where these begin, and the
+# column of each y; for each result its column; for each row where x and results begin. Then memory
+# for the place of each column, and for the sums of a row.
+MATCHES = ("match", "first_y", "column", "own_column", "first_x", "first_p", "place", "sums")
 # With what other parameters than 0 a kernel of all places begins.
 INITIAL = {"lowest": INT64_MAX, "highest": INT64_MIN, "end_place": INT64_MAX}
 
@@ -65,6 +69,10 @@ class Nest:
     # the first aggregated loop then goes over the values of one. The next operand has their ends.
     segments: int | None = None
     has_short_segments: bool = False  # none is longer than BLOCK_STEPS
+    # Each begins where the one before ends, and no other loop is outside of its values.
+    has_adjacent_segments: bool = False
+    # The first of the operands with the keys by which values of two loops are found (see MATCHES).
+    matches: int | None = None
     short_sum: int = 0  # how many lanes are aggregated, if that is part of the source
     # Parameters that are part of the source, with their values.
     constants: tuple[tuple[str, int], ...] = ()

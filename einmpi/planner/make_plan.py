@@ -486,7 +486,7 @@ def _check_values_per_rank(plan: Plan) -> None:
         values = 1
         for label, extent in vertex.computed_einsum.extents:
             values *= -(-extent // parts[label])
-        if values >= MAX_COUNT:
+        if vertex.computed_einsum.matches is None and values >= MAX_COUNT:
             raise InputError(
                 "plan",
                 f"{vertex.name} is computed from {values} combinations of label values on a rank",

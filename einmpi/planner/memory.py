@@ -488,6 +488,8 @@ class Pieces:
         short_labels = [label for label in self.einsum.labels if label not in longest]
         step = 1 if len(long_labels) < 5 else 2
         ways = _ways_to_cut([extent[label] for label in long_labels], step)
+        if self.einsum.matches is not None:
+            ways = ways[:1]  # not at all
         columns = dict(zip(long_labels, ways.T, strict=True))
         found = []
         for single in range(len(short_labels) + 1):  # how many short labels are cut

@@ -226,7 +226,7 @@ class Planning:
         """
         cut = self.cut_graph(least_memory_states(self.search))
         last = self.attempt(cut)
-        least = min(attempt.least for attempt in (*attempts, last))
+        least = min(min(attempt.least, attempt.peak) for attempt in (*attempts, last))
         if least > limit:
             # These are taken off the limit before planning; the message counts as the user does.
             besides = bytes_besides(self.graph, self.ranks, self.options)

@@ -150,12 +150,7 @@ class Combinations:
             goal = self.goal(label, self.iteration.column(label))
             conditions.append(Call("<", (goal, Const(self.extent[label]))))
         if conditions:
-            rule = AGGREGATIONS[wanted.aggregation]
-            neutral = rule.empty
-            if neutral is None:
-                neutral = rule.neutral(np.dtype(self.dtype_of(value)))
-            condition = reduce(lambda a, b: Call("&", (a, b)), conditions)
-            value = Call("where", (condition, value, Const(neutral)))
+            value = self.chosen(conditions, value, wanted.aggregation)
         aggregated = (self.q, *wanted.others)
         return self.desugaring.add(
             wanted.vertex,
@@ -166,6 +161,15 @@ class Combinations:
             self.extent,
             wanted.name,
         )
+
+    def chosen(self, conditions: Sequence[Scalar], value: Scalar, aggregation: str) -> Scalar:
+        """Return a value where all conditions hold, elsewhere what changes no aggregate."""
+        rule = AGGREGATIONS[aggregation]
+        neutral = rule.empty
+        if neutral is None:
+            neutral = rule.neutral(np.dtype(self.dtype_of(value)))
+        condition = reduce(lambda a, b: Call("&", (a, b)), conditions)
+        return Call("where", (condition, value, Const(neutral)))
 
     def _aggregate_in_parts(self, wanted: Aggregate, parts: Parts) -> str:
         """Add aggregates by way of those of each rank, of which ranks fetch what they need."""
@@ -190,10 +194,17 @@ class Combinations:
 
 
 class Body(Combinations):
-    """The function of a vertex over the combinations of an iteration, if there is one."""
+    """The function of a vertex over the combinations of an iteration, if there is one.
+
+    If its `elements` are given, all of them are stored at all combinations.
+    """
 
     def __init__(
-        self, desugaring: Desugaring, vertex: Vertex, iteration: Iteration | None = None
+        self,
+        desugaring: Desugaring,
+        vertex: Vertex,
+        iteration: Iteration | None = None,
+        elements: Sequence[Scalar] = (),
     ) -> None:
         self.vertex = vertex
         self.einsum = vertex.computed_einsum
@@ -204,8 +215,8 @@ class Body(Combinations):
         )
         if iteration is not None:
             self.iteration = self._with_all(self.iteration)
-        self.elements: list[Scalar] = []
-        for k in range(len(vertex.inputs)):
+        self.elements = list(elements)
+        for k in range(len(self.elements), len(vertex.inputs)):
             self.elements.append(self._element(k))
 
     def _with_all(self, iteration: Iteration) -> Iteration:

@@ -45,6 +45,7 @@ from einmpi.graph.sparse.patterns import (
     stored_at,
     union,
 )
+from einmpi.graph.sparse.products import find_product
 from einmpi.graph.sparse.sorting import are_equal
 
 # Dense tensors that sparse ones lead to are refused if they have more elements than this, and more
@@ -82,13 +83,15 @@ def desugar(
     ranks: int,
     arrays: Mapping[str, Vertex],
     taken: Collection[str],
+    finds_pairs: bool = False,
 ) -> Desugared:
     """Return a graph as written, over the stored elements of the given inputs.
 
     `requested` are formats that the user wants. `gradients` has tensors and the inputs by which
     they are derivatives. So many `ranks` share the stored elements. It may use the `arrays` that
-    graphs before it have got, and gives no new input a name that is `taken`. InputError for what
-    cannot be computed from stored elements.
+    graphs before it have got, and gives no new input a name that is `taken`. With `finds_pairs`,
+    kernels of one rank find the pairs of elements that are multiplied. InputError for what cannot
+    be computed from stored elements.
     """
     wanted = {}
     for name, request in requested.items():
@@ -102,7 +105,8 @@ def desugar(
     for name, by in gradients.items():
         if by in given and wanted.get(name, LIKE + by) == LIKE + by:
             likes[name] = by
-    return Desugaring(graph, given, wanted, likes, ranks, arrays, taken).run()
+    finds_pairs = finds_pairs and ranks == 1
+    return Desugaring(graph, given, wanted, likes, ranks, arrays, taken, finds_pairs).run()
 
 
 def check_formats(where: str, formats: Mapping[str, str], graphs: Sequence[EinGraph]) -> None:
@@ -135,8 +139,10 @@ class Desugaring:
         ranks: int,
         arrays: Mapping[str, Vertex],
         taken: Collection[str],
+        finds_pairs: bool,
     ) -> None:
         self.ranks = ranks
+        self.finds_pairs = finds_pairs
         self.graph = graph
         self.gradients = gradients
         self.taken = sorted({*graph.by_name, *taken, *arrays})
@@ -310,6 +316,15 @@ class Desugaring:
             function = Body(self, vertex).plain(facts.background)
             self.add(vertex, einsum.output, function, einsum.aggregation, einsum.aggregated)
             return
+        if self.finds_pairs and analysis.format is not None:
+            product = find_product(self, vertex, facts.support)
+            if product is not None:
+                self.formats.known[vertex.name] = analysis.format
+                self.patterns[vertex.name] = self.all_patterns.of(
+                    vertex.name, product.keys(), vertex.bound
+                )
+                product.add()
+                return
         goals = tuple(label for label in einsum.output if label in analysis.labels)
         iteration = self._iteration(vertex, facts.support, goals)
         if analysis.format is not None:
@@ -465,11 +480,13 @@ class Desugaring:
         aggregated: Sequence[str],
         extent: Mapping[str, int] | None = None,
         name: str | None = None,
+        matches: int | None = None,
     ) -> str:
         """Add a vertex that computes a tensor of the program, or under a new name a part of it."""
         if extent is None:
             extent = vertex.computed_einsum.extent
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
+        einsum = replace(einsum, matches=matches)
         added = make_vertex(
             name or vertex.name, einsum, inputs, self.vertices, (vertex.name,), vertex.places
         )

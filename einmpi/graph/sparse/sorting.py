@@ -9,21 +9,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.kernels.cpu.key_loops import Column as Column
+from einmpi.kernels.cpu.key_loops import key_dtype as key_dtype
 from einmpi.kernels.cpu.key_loops import taken
 
-Column: TypeAlias = npt.NDArray[np.integer[Any]]
 Keys: TypeAlias = tuple[Column, ...]  # unsigned, of 32 bits if they fit
 _MOST_NUMBERED = 2**62  # positions that have a number in int64
 _BLOCK = 2**14  # keys that are compared at a time, so that temporaries stay in the cache
 _MOST_NUMBERS = 4  # for each key that there is, of tables by number
-
-
-def key_dtype(extent: int) -> type[np.integer[Any]]:
-    """Return the dtype of indices of a dimension, and of its extent.
-
-    Most take half the bytes of int64; and kernels need not ask whether they are negative.
-    """
-    return np.uint32 if extent < 2**32 else np.int64
 
 
 def positions(keys: Keys, extents: Sequence[int]) -> Any:

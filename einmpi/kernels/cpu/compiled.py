@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from array import array as Numbers
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -219,10 +220,7 @@ def _prepare_in_place(
     is_gather = any(bound.gathered)
 
     def run_kernel(operands: Sequence[Array], out: Array) -> None:
-        jobs = template.jobs_for((*operands, out))
-        run_jobs(template.kernel, jobs, threads)
-        if is_gather:
-            check_gathers(bound, jobs)
+        template.run((*operands, out), threads)
 
     def bind(operands: Sequence[Array], out: Array) -> Callable[[], object]:
         if is_gather or len(template.jobs) > 1:
@@ -439,6 +437,24 @@ class JobTemplate:
             self.jobs[:, self.bound.position[f"stride{operand}_{loop}"]] = stride
             back += box[loop][0] * stride
         self.place(operand, copy, None, -back)
+
+    @cached_property
+    def only_job(self) -> Numbers[int]:
+        """The parameters of the only call, in an array that is quick to copy and to change."""
+        return Numbers("q", self.jobs[0].tobytes())
+
+    def run(self, arrays: Sequence[Array], threads: int) -> None:
+        """Make the calls for given arrays, in the order in which these were placed."""
+        if len(self.jobs) > 1 or self.is_checked:
+            jobs = self.jobs_for(arrays)
+            run_jobs(self.kernel, jobs, threads)
+            if self.is_checked:
+                check_gathers(self.bound, jobs)
+            return
+        job = self.only_job[:]
+        for (position, offset), array in zip(self.open, arrays, strict=True):
+            job[position] = int(address_of(array) + offset)
+        self.kernel(job.buffer_info()[0])
 
     def jobs_for(self, arrays: Sequence[Array]) -> Jobs:
         """Return the parameters for given arrays, in the order in which these were placed."""

@@ -18,7 +18,7 @@ from einmpi.kernels.cpu.known_indices import prepare_known_gathers
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import prepare_scan
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
-from einmpi.kernels.cpu.segment_loops import prepare_segments
+from einmpi.kernels.cpu.segment_loops import prepare_matches, prepare_segments
 from einmpi.kernels.cpu.symmetric import prepare_symmetric
 from einmpi.kernels.distances import (
     DISTANCE_DTYPES,
@@ -140,6 +140,8 @@ def prepare_einsum(
     compiled as well. The values of the arrays are not looked at.
     """
     min_compiled = worth_compiling(repetition)
+    if einsum.matches is not None:
+        return prepare_matches(einsum, operands, out, threads)
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         return lambda operands, out: distance.compute_distance(

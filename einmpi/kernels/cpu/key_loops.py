@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.kernels.cpu.compiled import built_kernel
+from einmpi.kernels.fixed_lists import fact
 
 MIN_COMPILED = 2**16  # elements; Python takes about a microsecond for each
 
-Column = npt.NDArray[np.integer[Any]]
+Column: TypeAlias = npt.NDArray[np.integer[Any]]
+
+
+def key_dtype(extent: int) -> type[np.integer[Any]]:
+    """Return the dtype of indices of a dimension, and of its extent.
+
+    Most take half the bytes of int64; and kernels need not ask whether they are negative.
+    """
+    return np.uint32 if extent < 2**32 else np.int64
 
 
 def run_loop(
@@ -41,7 +50,7 @@ def run_loop(
 
 def _source(loop: Callable[..., None]) -> str:
     text = inspect.getsource(loop).replace(f"def {loop.__name__}(", "def kernel(")
-    return text.replace(": Any", "")
+    return "import numpy as np\n" + text.replace(": Any", "")
 
 
 def taken(values: npt.NDArray[Any], order: Column) -> npt.NDArray[Any]:
@@ -68,7 +77,7 @@ def starts_of(numbers: Column, first: int, count: int) -> Column:
     """
     if len(numbers) + count < MIN_COMPILED or numbers.dtype not in (np.uint32, np.int64):
         return np.searchsorted(numbers, np.arange(first, first + count))
-    found: Column = np.empty(count, np.uint32 if len(numbers) < 2**32 else np.int64)
+    found: Column = np.empty(count, key_dtype(len(numbers)))
     run_loop(_find_starts, (numbers, np.array([first])), (found,), len(numbers) + count)
     return found
 
@@ -84,12 +93,26 @@ def _find_starts(numbers: Any, first: Any, out: Any) -> None:
         out[x] = min(out[x], out[x + 1])
 
 
+def starts_in(numbers: Column, count: int, known: Column | None = None) -> Column:
+    """Return where the numbers from 0 on begin in a sorted list that never changes, and its end.
+
+    The list has numbers below `count`. What is returned may be `known` already.
+    """
+
+    def find() -> Column:
+        if known is not None:
+            return known
+        return starts_of(numbers, 0, count + 1).astype(key_dtype(len(numbers)), copy=False)
+
+    return fact(numbers, ("starts", count), find)
+
+
 def order_by(numbers: Column, count: int) -> tuple[Column, Column]:
     """Return where each of so many numbers starts in an order that sorts them, and the order.
 
     Equal ones stay as they are given.
     """
-    dtype = np.uint32 if len(numbers) < 2**32 else np.int64
+    dtype = key_dtype(len(numbers))
     starts: Column = np.zeros(count + 1, dtype)
     order: Column = np.empty(len(numbers), dtype)
     run_loop(_find_order, (numbers,), (starts, order), len(numbers) + count)
@@ -188,3 +211,59 @@ def list_pairs(
             last = k
             result[pair] = results - 1
         first = end
+
+
+def list_keys(
+    rows: Any,
+    right_row: Any,
+    first: Any,
+    keys: Any,
+    longest: Any,
+    mark: Any,
+    begin: Any,
+    row_of: Any,
+    found: Any,
+) -> None:
+    """List the keys that each row of a product of matrices has, in order if there are few.
+
+    Parameters
+    ----------
+    rows
+        Where the left elements of each row begin, and their end.
+    right_row
+        For each left element the row of the right matrix that it is multiplied by.
+    first, keys
+        Where right rows begin, and the keys of their elements.
+    longest
+        How many keys a row has at most that is sorted.
+    mark
+        A zero for each possible key. They are written over.
+    begin
+        Where the keys of each row begin, and their end. The first one is 0.
+    row_of, found
+        The row and the key of each element of the result; there has to be room for as many as there
+        are pairs.
+    """
+    # Unsigned numbers: numba does not ask whether they are negative indices.
+    one: Any = np.uint64(1)
+    count: Any = np.uint64(0)
+    for row in range(len(begin) - 1):
+        start = count
+        for x in range(rows[row], rows[row + 1]):
+            n = right_row[x]
+            for y in range(first[n], first[n + 1]):
+                k = keys[y]
+                if mark[k] != row + 1:
+                    mark[k] = row + 1
+                    row_of[count] = row
+                    found[count] = k
+                    count += one
+        begin[row + 1] = count
+        if count - start <= longest[0]:
+            for p in range(start + one, count):
+                k = found[p]
+                place: Any = p
+                while place > start and found[place - one] > k:
+                    found[place] = found[place - one]
+                    place -= one
+                found[place] = k

@@ -18,12 +18,10 @@ from einmpi.kernels.cpu.compiled import (
     MIN_THREADED_VALUES,
     JobTemplate,
     OperandView,
-    check_gathers,
     chunk_count,
     indexed_array,
     is_addressable,
     operand_views,
-    run_jobs,
     shares_of,
 )
 from einmpi.kernels.fixed_lists import identity_of, is_within
@@ -50,14 +48,16 @@ Finish: TypeAlias = Callable[[Array, Array], None]
 class Loops(NamedTuple):
     """Loops for some operands and an output.
 
-    They read these operands in each call, and lists that never change where they are. If `finish`
-    is given, they fill an array of this shape, of which it makes the output.
+    They read these operands in each call, and lists that never change where they are; and take
+    `memory`, arrays of such shapes and dtypes. If `finish` is given, they fill an array of this
+    shape, of which it makes the output.
     """
 
     template: JobTemplate
     taken: Sequence[int]
     shape: tuple[int, ...] = ()
     finish: Finish | None = None
+    memory: Sequence[tuple[tuple[int, ...], str]] = ()
 
 
 class _Made(NamedTuple):
@@ -102,10 +102,8 @@ class KnownIndicesCall:
             return
         template = loops.template
         target = out if loops.finish is None else np.empty(loops.shape, out.dtype)
-        jobs = template.jobs_for([*[operands[k] for k in loops.taken], target])
-        run_jobs(template.kernel, jobs, self.threads)
-        if template.is_checked:
-            check_gathers(template.bound, jobs)
+        memory = [np.empty(shape, dtype) for shape, dtype in loops.memory]
+        template.run([*[operands[k] for k in loops.taken], *memory, target], self.threads)
         if loops.finish is not None:
             loops.finish(target, out)
 

@@ -20,7 +20,7 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call, walk
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.loop_nest import BLOCK_STEPS, Nest
+from einmpi.kernels.loop_nest import BLOCK_STEPS, MATCHES, Nest
 from einmpi.kernels.scalar_text import FoldTypes
 
 # ---- source lines --------------------------------------------------------------------------------
@@ -192,7 +192,9 @@ def write_kernel(nest: Nest, write: Callable[[Nest, SourceLines], None]) -> str:
 
 
 def _write(nest: Nest, text: SourceLines) -> None:
-    if nest.segments is not None:
+    if nest.matches is not None:
+        _write_matches(nest, text)
+    elif nest.segments is not None:
         _write_segments(nest, text)
     elif nest.place is not None:
         write_scatter(nest, text)
@@ -364,6 +366,10 @@ def _write_segments(nest: Nest, text: SourceLines) -> None:
         text.add(f"part = stack({stored_dtype(aggregate.dtype)}, {width})")
     elif aggregate.in_parts:
         text.add("part = total")
+    if nest.has_adjacent_segments:
+        lanes = Lanes(nest, "f")
+        first = lanes.value(Arg(nest.segments), "int64")
+        text.add("i0 = start0", *lanes.before, f"stop = {first}")
     open_loops([loop for loop in range(nest.output_loops) if loop != nest.lane], text)
     if width <= SEGMENT_LANES:
         text.add("c = 0", f"n = {width}")
@@ -371,8 +377,11 @@ def _write_segments(nest: Nest, text: SourceLines) -> None:
         text.open(f"for c in range(start{nest.lane}, stop{nest.lane}, {width}):")
         text.add(f"n = least({width}, stop{nest.lane} - c)")
     lanes = Lanes(nest, "s")
-    ends = [lanes.value(Arg(nest.segments + k), "int64") for k in range(2)]
-    text.add(*lanes.before, f"start, stop = {', '.join(ends)}")
+    start = "stop"
+    if not nest.has_adjacent_segments:
+        start = lanes.value(Arg(nest.segments), "int64")
+    stop = lanes.value(Arg(nest.segments + 1), "int64")
+    text.add(*lanes.before, f"start, stop = {start}, {stop}")
     start_part = f"part[{{v}}] = {aggregate.start(aggregate.dtype)}"
     if is_in_parts:
         if not nest.has_short_segments:
@@ -413,14 +422,61 @@ def _write_values(
         text.add(f"middle = end - (end - {start}) % {steps}")
         passes = [("t", start, "middle", steps), ("u", "middle", "end", 1)]
     for prefix, begin, end, together in passes:
+        lanes = Lanes(nest, prefix, walks=nest.width == 1)
+        aggregate.add_steps(lanes, 0, together)
+        for array, stride in lanes.walked.items():
+            text.add(f"walk{array} = array{array} + {begin} * {stride}")
         text.open(f"for {prefix}j0 in range({begin}, {end}, {together}):")
         text.add(*[f"{prefix}j{step} = {prefix}j0 + {step}" for step in range(1, together)])
-        lanes = Lanes(nest, prefix)
-        aggregate.add_steps(lanes, 0, together)
         text.add(*lanes.before)
         text.add_lane_loop(count, *lanes.inside)
+        text.add(*[f"walk{array} += {stride}" for array, stride in lanes.walked.items()])
         text.close()
     text.depth = depth
+
+
+def _write_matches(nest: Nest, text: SourceLines) -> None:
+    """Write the loops over the rows of a product of matrices, and the pairs of elements of each.
+
+    The sums of a row are where its results are, or in memory of a wider dtype if there may be more
+    than one part in a sum.
+    """
+    assert nest.matches is not None
+    aggregate = aggregate_of(nest)
+    lists = dict(zip(MATCHES, range(nest.matches, len(nest.reads)), strict=False))
+    dtype = aggregate.total if "sums" in lists else aggregate.dtype
+    for name, array in lists.items():
+        text.add(f"{name} = at({stored_dtype(nest.reads[array].dtype)}, array{array})")
+    text.add(f"results = at({stored_dtype(nest.out.dtype)}, array{len(nest.reads)})")
+    first = "first_p[i0]" if "sums" in lists else "0"
+    if "sums" not in lists:
+        text.add("sums = results")
+    text.open("for i0 in range(start0, stop0):")
+    text.add(f"first = int64({first})")
+    text.open("for s in range(first_p[i0], first_p[i0 + 1]):")
+    text.add("place[own_column[s]] = s - first", f"sums[s - first] = {aggregate.start(dtype)}")
+    text.close()
+    x = nest.output_loops
+    text.open(f"for i{x} in range(int64(first_x[i0]), int64(first_x[i0 + 1])):")
+    lanes = Lanes(nest, "t")
+    for node in walk(nest.function):  # what depends on x alone is read once
+        if isinstance(node, Arg) and lanes.uses(node) == {x}:
+            lanes.value(node, nest.reads[node.position].dtype)
+    text.add(*lanes.before, f"row = match[i{x}]")
+    text.open("for tj0 in range(int64(first_y[row]), int64(first_y[row + 1])):")
+    text.add("s = place[column[tj0]]")
+    written = len(lanes.before)
+    if aggregate.factors:
+        left, right = (lanes.value(factor, dtype) for factor in aggregate.factors)
+        joined = f"muladd({left}, {right}, sums[s])"
+    else:
+        value = convert(lanes.value(nest.function, aggregate.dtype), aggregate.dtype, dtype)
+        joined = stored(aggregate.tree(lanes, [loaded("sums[s]", dtype), value], dtype), dtype)
+    text.add(*lanes.before[written:], *lanes.inside, f"sums[s] = {joined}")
+    text.depth -= 2
+    if "sums" in lists:
+        text.open("for s in range(first_p[i0], first_p[i0 + 1]):")
+        text.add(f"results[s] = {convert('sums[s - first]', dtype, nest.out.dtype)}")
 
 
 def write_parts(

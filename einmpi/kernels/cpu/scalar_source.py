@@ -130,7 +130,8 @@ class Lanes(ScalarText):
     """The lines before the loop over the lanes and those inside it.
 
     A value is computed before the loop if it does not depend on the lane. `prefix` begins the
-    names of values.
+    names of values. With `walks`, arrays that are read along the steps have addresses that go from
+    one step to the next: less work than a product for each step. `walked` notes these arrays.
     """
 
     dialect = Dialect(number, convert, convert, operation)
@@ -139,6 +140,8 @@ class Lanes(ScalarText):
     before: list[str] = field(default_factory=list)
     inside: list[str] = field(default_factory=list)
     known: dict[Hashable, str] = field(default_factory=dict)
+    walks: bool = False
+    walked: dict[int, str] = field(default_factory=dict)  # the stride of each array
 
     def __post_init__(self) -> None:
         self.types = [read.dtype for read in self.nest.reads]
@@ -209,7 +212,13 @@ class Lanes(ScalarText):
         access = (*nest.reads, nest.out)[array]
         itemsize = np.dtype(access.dtype).itemsize
         index_of = self.loop_indices(row, step)
-        steps = [f"{index_of[loop]}, stride{array}_{loop}" for loop in access.loops]
+        first = f"array{array}"
+        loops = list(access.loops)
+        if self.walks and nest.step in loops:
+            first = f"walk{array}"
+            loops.remove(nest.step)
+            self.walked[array] = f"stride{array}_{nest.step}"
+        steps = [f"{index_of[loop]}, stride{array}_{loop}" for loop in loops]
         lane_terms = []
         if nest.lane in access.loops:
             apart = "" if access.dense else f" * (stride{array}_{nest.lane} // {itemsize})"
@@ -221,7 +230,7 @@ class Lanes(ScalarText):
                 lane_terms.append(f"{index} * (gather_stride{array}_{k} // {itemsize})")
             else:
                 steps.append(f"{index}, gather_stride{array}_{k}")
-        arguments = [DTYPES[access.dtype].numba_stored, f"array{array}", *steps]
+        arguments = [DTYPES[access.dtype].numba_stored, first, *steps]
         pointer = self.keep(f"at({', '.join(arguments)})", False)
         return pointer, " + ".join(lane_terms) or "0"
 

@@ -1,5 +1,5 @@
-"""Scattered aggregates whose places are sorted, as the rows of a sparse matrix: each total takes
-the values of one segment, in a register, and is stored once."""
+"""Aggregates by sorted rows, as those of a sparse matrix: each total takes the values of one
+segment, in a register, and is stored once. Products of sparse matrices, row by row."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy.typing as npt
 from einmpi.caches import bounded_cache
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum, einsum_over
-from einmpi.graph.scalar import Arg
-from einmpi.graph.segments import Segments
+from einmpi.graph.scalar import Arg, Call, IndexEntries, walk
+from einmpi.graph.segments import Segments, conjuncts
 from einmpi.kernels.cpu.compiled import (
     MIN_THREADED_VALUES,
     JobTemplate,
@@ -26,7 +26,7 @@ from einmpi.kernels.cpu.compiled import (
     operand_views,
     supports_compiled_loops,
 )
-from einmpi.kernels.cpu.key_loops import starts_of
+from einmpi.kernels.cpu.key_loops import key_dtype, starts_in, starts_of
 from einmpi.kernels.cpu.known_indices import (
     KnownIndicesCall,
     Loops,
@@ -36,9 +36,10 @@ from einmpi.kernels.cpu.known_indices import (
     place_operands,
 )
 from einmpi.kernels.cpu.loop_source import SEGMENT_LANES
-from einmpi.kernels.fixed_lists import fact, identity_of
+from einmpi.kernels.fixed_lists import fact, greatest_of, identity_of
 from einmpi.kernels.loop_nest import (
     BLOCK_STEPS,
+    Access,
     Axis,
     BoundNest,
     Counter,
@@ -67,6 +68,7 @@ class Ends(NamedTuple):
 
     first: npt.NDArray[np.unsignedinteger[Any]]
     end: npt.NDArray[np.unsignedinteger[Any]]
+    are_adjacent: bool = False  # each segment begins where the one before ends
 
 
 def ends_of(places: Array, first: int, extent: int) -> Ends | None:
@@ -85,13 +87,17 @@ def ends_of(places: Array, first: int, extent: int) -> Ends | None:
         if (own[1:] < own[:-1]).any():
             return None
     dtype = np.uint32 if len(places) < 2**32 else np.uint64
-    bounds: Any = starts_of(own, first, extent + 1)
+    bounds: Any
+    if numbers is None and first == 0 and identity_of(places) is not None:
+        bounds = starts_in(places, extent)  # others may know them
+    else:
+        bounds = starts_of(own, first, extent + 1)
     if numbers is None or not len(numbers):
         bounds = bounds.astype(dtype, copy=False)
-        return Ends(bounds[:-1], bounds[1:])
+        return Ends(bounds[:-1], bounds[1:], are_adjacent=True)
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         bounds = (bounds + numbers[0]).astype(dtype)
-        return Ends(bounds[:-1], bounds[1:])
+        return Ends(bounds[:-1], bounds[1:], are_adjacent=True)
     begin = numbers[np.minimum(bounds[:-1], len(numbers) - 1)]
     lengths = np.diff(bounds)
     end = np.where(lengths > 0, numbers[bounds[1:] - 1] + 1, begin)
@@ -230,7 +236,7 @@ def _segment_loops(
         out = np.empty([extents[label] for label in found.einsum.output], out.dtype)
     views = operand_views(found.einsum, chosen, index)
     reads = [indexed_array(*view) for view in views]
-    for array in ends:
+    for array in ends[:2]:
         reads.append(indexed_array(array, (found.label,)))
     bound = _bind_segments(
         found,
@@ -238,10 +244,11 @@ def _segment_loops(
         indexed_array(out, found.einsum.output),
         within,
         longest <= BLOCK_STEPS,
+        ends.are_adjacent,
     )
     template = JobTemplate(bound, 0, _equal_shares(ends, threads))
     in_calls = place_operands(template, views, operands, found.taken, found.lists)
-    for k, array in enumerate(ends):
+    for k, array in enumerate(ends[:2]):
         template.place(len(views) + k, array, None)
     template.place(-1, out, out)
     return Loops(template, in_calls, out.shape, finish)
@@ -293,6 +300,7 @@ def _bind_segments(
     target: IndexedArray,
     within: tuple[int, ...],
     are_short: bool,
+    are_adjacent: bool,
 ) -> BoundNest:
     """Return the loops for arrays with these strides; the last two reads are the segments' ends."""
     einsum = found.einsum
@@ -326,6 +334,135 @@ def _bind_segments(
         width=lane.extent if lane.extent <= SEGMENT_LANES else STRIP_LANES,
         segments=len(reads) - 2,
         has_short_segments=are_short,
+        has_adjacent_segments=are_adjacent and not outer and lane.extent <= SEGMENT_LANES,
         constants=dense_strides(arrays, axes, gathered),
     )
     return BoundNest(nest, axes, (), gathered)
+
+
+# ---- matches -------------------------------------------------------------------------------------
+#
+# Sums over pairs of stored elements that are found by their keys, as in a product of two sparse
+# matrices: those of a row are aggregated where the columns of its results are (Gustavson).
+
+
+MOST_PLACES = 2**24  # of columns, for all threads: 64 MiB
+
+
+class _Matches(NamedTuple):
+    """An EinSum as its values at pairs of two labels, and the lists of keys that have to be equal.
+
+    `lists` are operands: of the pairs, of the first label and the result, of the second one and the
+    result; for each, those with the keys of either.
+    """
+
+    values: EinSum  # of the operands in `taken`
+    taken: tuple[int, ...]
+    lists: tuple[tuple[int, int], ...]
+
+
+@bounded_cache(1024)
+def _matches_of(einsum: EinSum) -> _Matches:
+    assert isinstance(einsum.function, Call)
+    condition, body, _ = einsum.function.args
+    keys: dict[IndexEntries, tuple[int, int]] = {}
+    for each in conjuncts(condition):
+        a, b = (part.position for part in walk(each) if isinstance(part, Arg))
+        keys[einsum.operands[a] + einsum.operands[b]] = a, b
+    x, y = einsum.aggregated
+    (p,) = einsum.output
+    taken = operands_read([body], einsum.operands)
+    values = with_operands(replace(einsum, function=body, matches=None), taken)
+    return _Matches(values, taken, (keys[x, y], keys[x, p], keys[y, p]))
+
+
+def prepare_matches(
+    einsum: EinSum, operands: Sequence[Array], out: Array, threads: int
+) -> PreparedCall:
+    """Return an EinSum over pairs that are found by their keys as a function of arrays.
+
+    Its lists never change, and are sorted by rows. Each pair has a result, each result a pair.
+    """
+    found = _matches_of(einsum)
+
+    def on_copies(operands: Sequence[Array], out: Array) -> None:
+        copies = [
+            np.require(array, array.dtype.newbyteorder("="), ["A", "C"]) for array in operands
+        ]
+        prepare_matches(einsum, copies, out, threads)(copies, out)
+
+    if not all(map(is_addressable, operands)):
+        return on_copies
+    lists = [*np.ravel(found.lists).tolist(), *(found.taken[k] for k in index_lists(found.values))]
+    make = partial(_row_loops, found, threads)
+    return KnownIndicesCall(lists, make, threads, on_copies)
+
+
+def _row_loops(found: _Matches, threads: int, operands: Sequence[Array], out: Array) -> Loops:
+    """Return the loops for some lists."""
+    keys = [(operands[a], operands[b]) for a, b in found.lists]
+    (match, right_row), (left_row, own_row), (right_column, own_column) = keys
+    between = 1 + max(greatest_of(match), int(right_row[-1]))
+    rows = 1 + max(int(left_row[-1]), int(own_row[-1]))
+    columns = 1 + greatest_of(right_column)
+    first_x, first_p = starts_in(left_row, rows), starts_in(own_row, rows)
+    lists = [match, starts_in(right_row, between), right_column, own_column, first_x, first_p]
+    threads = max(1, min(threads, MOST_PLACES // columns))
+    memory = [((threads, columns), key_dtype(out.size).__name__)]
+    chosen = [operands[k] for k in found.taken]
+    dtypes = tuple([array.dtype.name for array in chosen])
+    types = FoldTypes(found.values.required_aggregation, found.values.function, dtypes)
+    if types.total != types.dtype and np.diff(first_x).max() > BLOCK_STEPS:
+        memory.append(((threads, int(np.diff(first_p).max())), types.total))
+    views = operand_views(found.values, chosen, {})
+    reads = tuple(indexed_array(*view) for view in views)
+    kinds = (*(array.dtype.name for array in lists), *(dtype for _, dtype in memory))
+    bound = _bind_rows(found.values, reads, kinds, out.dtype.name, rows)
+    work = first_x.astype(np.int64) + first_p
+    cuts = np.searchsorted(work, work[-1] * np.arange(1, threads) // threads).tolist()
+    template = JobTemplate(bound, 0, list(pairwise([0, *cuts, rows])))
+    gathered = [found.taken[k] for k in index_lists(found.values)]
+    in_calls = place_operands(template, views, operands, found.taken, gathered)
+    for k, array in enumerate(lists, len(views)):
+        template.place(k, array, None)
+    thread = np.arange(threads) if threads > 1 else 0
+    for k, (shape, dtype) in enumerate(memory, len(views) + len(lists)):
+        template.place(k, out, out, thread * shape[1] * np.dtype(dtype).itemsize)
+    template.place(-1, out, out)
+    return Loops(template, in_calls, memory=memory)
+
+
+@bounded_cache(1024)
+def _bind_rows(
+    einsum: EinSum,
+    reads: tuple[IndexedArray, ...],
+    kinds: tuple[str, ...],
+    dtype: str,
+    rows: int,
+) -> BoundNest:
+    """Return the loops for values that are stored like these; `kinds` are dtypes of lists."""
+    tables = [stride_by_entry(array.index, array.strides) for array in reads]
+    others = (0,) * (len(kinds) + 1)
+    axes = [
+        Axis(rows, False, (0,) * len(reads) + others),
+        Axis(1, False, (0,) * len(reads) + others),
+    ]
+    for label in einsum.aggregated:
+        strides = tuple(table.get(label, 0) for table in tables)
+        axes.append(Axis(einsum.extent[label], True, strides + others))
+    accesses = [replace(each, is_checked=False) for each in accesses_of(reads, axes)]
+    gathered = tuple(map(gathered_dimensions, reads))
+    nest = Nest(
+        function=einsum.function,
+        reads=(*accesses, *(Access(kind, (), False) for kind in kinds)),
+        out=Access(dtype, (), False),
+        aggregation=einsum.aggregation,
+        output_loops=2,
+        loops=4,
+        aggregates_lanes=False,
+        has_rows=False,
+        width=1,
+        matches=len(reads),
+        constants=dense_strides(reads, axes, gathered),
+    )
+    return BoundNest(nest, tuple(axes), (), gathered)

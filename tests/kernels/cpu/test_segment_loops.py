@@ -141,7 +141,7 @@ def test_segments_are_what_numpy_aggregates(
     assert by_segments == (segment_loops.ends_of(to, 0, 7) is not None)
 
 
-@pytest.mark.parametrize("lanes", [0, 3, 100])
+@pytest.mark.parametrize("lanes", [0, 3, 100, 600])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
 def test_bits_do_not_depend_on_threads(
     dtype: str, lanes: int, monkeypatch: pytest.MonkeyPatch
