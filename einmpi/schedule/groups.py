@@ -51,7 +51,7 @@ def with_groups(schedule: Schedule, rule: GroupingRule, is_repeated: bool = Fals
     If a step repeats the schedule, no group may need more than its kernels do.
     """
     steps: list[Step] = []
-    # What is in memory besides is not known if slots are in the slow tier, or if steps are repeated.
+    # What is in memory besides is not known if slots are in the slow tier, or steps are repeated.
     uses_slow_tier = any(step.spills("place") for step in schedule.steps)
     peak = 0 if uses_slow_tier or is_repeated else _peak_bytes(schedule.steps, {})
     in_memory: dict[str, int] = {}  # the bytes of each slot, which several steps may allocate

@@ -326,6 +326,13 @@ def _copy_rows(
 
 
 _boxes: Any = defaultdict(queue.Queue)
+_boxes_lock = threading.Lock()
+
+
+def _box(*key: Any) -> Any:
+    """Return the messages from one rank to another. Both make it, in threads of their own."""
+    with _boxes_lock:
+        return _boxes[key]
 
 
 class NcclCommunicator:
@@ -336,10 +343,10 @@ class NcclCommunicator:
 
     def send(self, pointer: int, count: int, _: Any, peer: int, stream: int) -> None:
         _streams[stream].synchronize()
-        _boxes[self.identity, self.rank, peer].put(ctypes.string_at(pointer, count))
+        _box(self.identity, self.rank, peer).put(ctypes.string_at(pointer, count))
 
     def recv(self, pointer: int, count: int, _: Any, peer: int, stream: int) -> None:
-        found = _boxes[self.identity, peer, self.rank].get(timeout=60)
+        found = _box(self.identity, peer, self.rank).get(timeout=60)
         assert len(found) == count, f"{len(found)} bytes sent, {count} expected"
         ctypes.memmove(pointer, found, count)
 
