@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.forms.symmetry import Swap, find_swap
+from einmpi.graph.forms.symmetry import Symmetry, find_symmetry
 from einmpi.kernels.operands import Array, part_of_array
 from einmpi.kernels.prepared import PreparedCall, address_of
 
@@ -36,10 +36,10 @@ def prepare_symmetric(
     but of which others are the same, everything is computed.
     """
     whole = prepare(einsum, operands, out, index)
-    swap = _swap_worth_using(einsum, operands, index)
-    if swap is None:
+    symmetry = _symmetry_worth_using(einsum, operands, index)
+    if symmetry is None:
         return whole
-    halves = _prepare_halves(einsum, operands, out, index, prepare, swap)
+    halves = _prepare_halves(einsum, operands, out, index, prepare, symmetry)
     same = _same_arrays(operands)
 
     def compute(operands: Sequence[Array], out: Array) -> None:
@@ -57,19 +57,19 @@ def _same_arrays(operands: Sequence[Array]) -> list[int]:
     return list(map(stored.index, stored))
 
 
-def _swap_worth_using(
+def _symmetry_worth_using(
     einsum: EinSum, operands: Sequence[Array], index: Mapping[str, Array]
-) -> Swap | None:
+) -> Symmetry | None:
     if einsum.calls() < MIN_SUMMED * prod(einsum.bound):
         return None
-    unsigned = any(array.dtype.kind == "u" for array in operands)
-    swap = find_swap(einsum, _same_arrays(operands), unsigned)
-    if swap is None:
+    dtypes = [array.dtype.name for array in operands]
+    symmetry = find_symmetry(einsum, _same_arrays(operands), dtypes)
+    if symmetry is None:
         return None
-    for first, second in swap:
+    for first, second in symmetry.swap:
         if not np.array_equal(index.get(first, ()), index.get(second, ())):
             return None
-    return swap if einsum.extent[swap[0][0]] >= 2 * MIN_ROWS else None
+    return symmetry if einsum.extent[symmetry.swap[0][0]] >= 2 * MIN_ROWS else None
 
 
 def _prepare_halves(
@@ -78,9 +78,10 @@ def _prepare_halves(
     out: Array,
     index: Mapping[str, Array],
     prepare: Prepare,
-    swap: Swap,
+    symmetry: Symmetry,
 ) -> PreparedCall:
     """Prepare the rows of each tile up to the diagonal, and the copy of what lies before it."""
+    swap, conjugates = symmetry
     rows, columns = swap[0]
     extent = einsum.extent[rows]
     tiles = min(MOST_TILES, extent // MIN_ROWS)
@@ -106,8 +107,12 @@ def _prepare_halves(
             call(*_parts(einsum, operands, out, box))
             before = {rows: box[rows], columns: slice(0, box[rows].start)}
             after = {rows: before[columns], columns: before[rows]}
-            below = part_of_array(out, einsum.output, before)
-            part_of_array(out, einsum.output, after)[...] = below.transpose(mirror)
+            below = part_of_array(out, einsum.output, before).transpose(mirror)
+            above = part_of_array(out, einsum.output, after)
+            if conjugates and out.dtype.kind == "c":
+                np.conjugate(below, out=above)
+            else:
+                above[...] = below
 
     return compute
 

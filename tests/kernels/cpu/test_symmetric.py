@@ -105,3 +105,18 @@ def test_a_product_with_its_own_transpose_is_symmetric():
     dispatch.compute_einsum(einsum, [x, x], out, {})
     np.testing.assert_array_equal(out, out.T)
     np.testing.assert_allclose(out, x @ x.T, rtol=1e-12, atol=1e-9)
+
+
+def complex_array(*shape, dtype="complex128"):
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+
+
+def test_other_conjugated_results_are_symmetric():
+    x = complex_array(N, 40)
+    einsum = einsum_of("Z[i,k] = sum(exp(X[i,j] + conj(X[k,j])))", X=x)
+    out = np.full((N, N), np.nan, complex)
+    dispatch.compute_einsum(einsum, [x, x], out, {})
+    above = np.triu(out, 1)
+    np.testing.assert_array_equal(above, np.tril(out, -1).conj().T)
+    np.testing.assert_allclose(out, np.exp(x[:, None] + x[None].conj()).sum(-1), rtol=1e-12)
