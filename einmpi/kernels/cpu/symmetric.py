@@ -12,6 +12,9 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.forms.symmetry import Symmetry, find_symmetry
+from einmpi.kernels.contraction import Contraction
+from einmpi.kernels.cpu.blas import LabelledArray, stack, view_without_ones
+from einmpi.kernels.cpu.blas_library.choice import prepare_product_with_own
 from einmpi.kernels.operands import Array, part_of_array
 from einmpi.kernels.prepared import PreparedCall, address_of
 
@@ -47,6 +50,60 @@ def prepare_symmetric(
         chosen(operands, out)
 
     return compute
+
+
+def prepare_own_product(
+    contraction: Contraction, operands: Sequence[Array], out: Array, whole: PreparedCall
+) -> PreparedCall:
+    """Prepare the product of complex numbers and their conjugates by half of its work.
+
+    `whole` computes all other products. Of those without conjugates BLAS computes one half itself.
+    """
+    positions, conj, indices = contraction.positions, contraction.conj, contraction.indices
+    scale = contraction.scale
+
+    def is_own(operands: Sequence[Array]) -> bool:
+        return _same_arrays([operands[position] for position in positions]) == [0, 0]
+
+    def views(operands: Sequence[Array], out: Array) -> list[LabelledArray]:
+        arrays = [*(operands[position] for position in positions), out]
+        return [view_without_ones(*pair, {}) for pair in zip(arrays, indices, strict=True)]
+
+    if out.dtype.kind != "c" or sum(conj) != 1 or isinstance(scale, complex):
+        return whole
+    if not is_own(operands):
+        return whole
+    left, right, target = views(operands, out)
+    rows, columns, depth = _sides_of_own(left, right)
+    if sorted(target.labels) != sorted(rows + columns):
+        return whole
+
+    def matrices(operands: Sequence[Array], out: Array) -> tuple[Array, Array]:
+        left, _, target = views(operands, out)
+        return stack(left, (), rows, depth), stack(target, (), rows, columns)
+
+    factor, product = matrices(operands, out)
+    are_views = np.may_share_memory(factor, left.array) and np.may_share_memory(product, out)
+    multiply = prepare_product_with_own(factor, product, conj[0]) if are_views else None
+    if multiply is None:
+        return whole
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        if is_own(operands):
+            multiply(*matrices(operands, out), scale)
+        else:
+            whole(operands, out)
+
+    return compute
+
+
+def _sides_of_own(left: LabelledArray, right: LabelledArray) -> tuple[tuple[str, ...], ...]:
+    """Return the labels of the rows, of the columns, and of the sum, given views of one array."""
+    swapped = [pair for pair in zip(left.labels, right.labels, strict=True) if pair[0] != pair[1]]
+    rows, columns = (tuple(pair[number] for pair in swapped) for number in (0, 1))
+    stride = dict(zip(left.labels, left.array.strides, strict=True))
+    depth = sorted(stride.keys() - set(rows), key=lambda label: (-stride[label], label))
+    return rows, columns, tuple(depth)
 
 
 def _same_arrays(operands: Sequence[Array]) -> list[int]:
