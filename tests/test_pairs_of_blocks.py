@@ -18,14 +18,14 @@ from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
-from einmpi.graph.forms.pairs import (
+from einmpi.graph.forms.pairs.blocks import (
     MOST_BLOCKS,
     Division,
     difference_cover,
-    paired_labels,
     pairs_by_distance,
-    with_pairs_of_blocks,
 )
+from einmpi.graph.forms.pairs.families import family_of, paired
+from einmpi.graph.forms.pairs.graph import with_pairs_of_blocks
 from einmpi.kernels.reference import evaluate
 from einmpi.planner import pairs
 from einmpi.planner.lower_bound.symmetric import words_of_pairs
@@ -80,17 +80,18 @@ def test_every_division_gives_the_same_values(blocks, pieces, more, pieces_first
         if name in text:  # small integers, of which sums are exact in every order
             arrays[name] = rng.integers(-9, 10, shape).astype(float)
     graph = einmpi.program(text, **arrays).graph
-    if paired_labels(graph, graph["C"]) is None:
+    if paired(graph, graph["C"]) is None:
         assert "any" in text or "T" in text
         return
-    form = with_pairs_of_blocks(graph, "C", division)
+    family = family_of(graph, "C")
+    form = with_pairs_of_blocks(graph, family, division)
     wanted = evaluate(graph, arrays)["C"]
     np.testing.assert_array_equal(evaluate(form.graph, arrays)["C"], wanted)
     if sums > 1:
         division = replace(division, summed="j", sums=sums)
-    form = with_pairs_of_blocks(graph, "C", division, stays=True)
-    assert "C" not in form.graph.by_name and form.rest.outputs == ("C",)
-    found = evaluate(form.rest, evaluate(form.graph, arrays))["C"]
+    form = with_pairs_of_blocks(graph, family, division, stay=("C",))
+    assert "C" not in form.graph.by_name and form.rests["C"].outputs == ("C",)
+    found = evaluate(form.rests["C"], evaluate(form.graph, arrays))["C"]
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)
 
@@ -212,8 +213,8 @@ def test_results_in_layouts_of_others_do_not_stay(small, generated):
     job, _ = generated
     assert einmpi.plan(job, ranks=4).unread
     assert not einmpi.plan(job, ranks=4, pin={"C": (2, 2)}).unread
-    again = einmpi.program("C[i,k] = sum(A[i,j] * A[k,j])\nD[i,k] = C[i,k] + 1", A=(96, 120))
-    assert not einmpi.plan(again, ranks=4).unread  # it is read
+    read = "C[i,k] = sum(A[i,j] * A[k,j])\nD[i,k] = C[i,k] + i"
+    assert not einmpi.plan(einmpi.program(read, A=(96, 120)), ranks=4).unread
     loop = einmpi.program("C[i,k] = sum(B[i,j] * B[k,j])", B=(96, 96))
     assert make_plan(loop.graph, 4).unread
     assert not make_plan(loop.graph, 4, Options(carry={"B": "C"})).unread
@@ -234,6 +235,210 @@ PROGRAMS = {
     "integers": "Y[i,k] = sum(N[i,j] * N[k,j])",
 }
 SHAPES = {"X": (160, 120), "v": (120,), "T": (3, 120, 20), "N": (120, 90)}
+
+
+# What is computed from the pairs of a symmetric result C: text, and what can be an output.
+GRAM_OF_COMPLEX = "C[i,k] = sum(A[i,j] * conj(A[k,j]))"
+FAMILIES = {
+    "maps and aggregates": (
+        GRAM
+        + """
+        D[i,k] = abs(C[i,k]) + 1
+        s = sum(D[i,k])
+        m = max(D[i,k])
+        """,
+        "C D s m",
+    ),
+    "other labels": (
+        GRAM
+        + """
+        D[p,q] = C[p,q] * u[p] * u[q] + C[q,p]
+        E[q,p] = D[p,q]**2 + D[q,p]
+        Y[i] = sum(E[i,k])
+        W[k] = max(E[i,k] + u[i])
+        """,
+        "D E Y W",
+    ),
+    "diagonal": (
+        GRAM
+        + """
+        R[i,k] = where(i == k, C[i,k] + 3, C[i,k]) + C[i,i] * C[k,k]
+        t = sum(R[i,k] * minimum(R[i,k], 9))
+        d[i] = C[i,i]
+        trace = sum(R[i,i])
+        """,
+        "R t d trace",
+    ),
+    "another matrix": (
+        GRAM
+        + """
+        R[i,k] = C[i,k] * (M[i,k] + M[k,i])
+        Y[i,l] = sum(R[i,k] * B[k,l])
+        b = any(R[i,k] > 20)
+        """,
+        "R Y b",
+    ),
+    "batch": (
+        "C[b,i,k] = sum(T[b,i,j] * T[b,k,j])"
+        + """
+        D[i,k] = sum(C[b,i,k])
+        E[b] = sum(C[b,i,k])
+        Y[i,b] = sum(C[b,i,k] * u[k])
+        d[b,i] = C[b,i,i]
+        """,
+        "C D E Y d",
+    ),
+    "more labels": (
+        "C[i,b,k] = max(abs(T[b,i,j] - T[b,k,j]))"
+        + """
+        D[k,b,i] = C[i,b,k] + C[k,b,i]
+        Q[i,k,b,l] = C[i,b,k] * w[l]
+        q[l] = sum(Q[i,k,b,l])
+        """,
+        "D Q q",
+    ),
+    "complex": (
+        GRAM_OF_COMPLEX
+        + """
+        D[i,k] = C[i,k] * conj(C[i,k])
+        E[i,k] = C[i,k] * 2
+        F[i,k] = C[k,i]
+        s = sum(E[i,k])
+        Y[i] = sum(C[i,k] * u[k])
+        X[k] = sum(C[i,k] * u[i])
+        d[i] = C[i,i]
+        """,
+        "D E F s Y X d",
+    ),
+    "parts of complex numbers": (
+        GRAM_OF_COMPLEX
+        + """
+        D[i,k] = real(C[i,k])
+        E[i,k] = imag(C[i,k])**2
+        s = sum(E[i,k])
+        V[i,k] = imag(C[i,k])
+        """,
+        "C D E s V",
+    ),
+    "products": (
+        GRAM
+        + """
+        p = prod(where(C[i,k] > 0, 1, -1))
+        P[i] = prod(where(C[i,k] > u[k], 1, -1))
+        Z[i,l] = sum(C[i,k] * B[k,l])
+        """,
+        "p P Z",
+    ),
+    "not symmetric": (
+        GRAM
+        + """
+        N[i,k] = C[i,k] * u[k]
+        D[i,k] = C[i,k]**2
+        Z[i] = sum(N[i,k])
+        s = sum(D[i,k] * u[i])
+        """,
+        "N D Z s",
+    ),
+}
+
+
+def arrays_of(text, n, columns, seed):
+    """Small integers, of which sums are exact in every order."""
+    rng = np.random.default_rng(seed)
+    shapes = {"A": (n, columns), "T": (2, n, columns), "B": (n, 3), "M": (n, n), "u": n, "w": 4}
+    arrays = {}
+    for name, shape in shapes.items():
+        if f"{name}[" in text:
+            arrays[name] = rng.integers(-4, 5, shape).astype(float)
+            if "conj" in text:
+                arrays[name] = arrays[name] + 1j * rng.integers(-4, 5, shape)
+    return arrays
+
+
+@given(st.data())
+def test_every_division_gives_the_same_values_of_a_family(data):
+    text, names = FAMILIES[data.draw(st.sampled_from(list(FAMILIES)))]
+    outputs = data.draw(st.lists(st.sampled_from(names.split()), min_size=1, unique=True))
+    blocks = data.draw(st.integers(1, 12))
+    pieces = tuple(data.draw(st.lists(st.integers(1, 4), max_size=2)))
+    n = max(2, blocks * int(np.prod(pieces)) + data.draw(st.integers(0, 30)))
+    division = Division(n, blocks, pieces, data.draw(st.booleans()))
+    arrays = arrays_of(text, n, 6, n)
+    graph = einmpi.program(text, outputs=outputs, **arrays).graph
+    kept = data.draw(st.sampled_from([(0, 1, 2), (0, 2), (1, 2), ()]))
+    family = family_of(graph, "C", kept)
+    may_stay = []
+    for name, member in family.items():
+        if member.is_square and name in outputs and set(graph.consumers[name]) <= family.keys():
+            may_stay.append(name)
+    stay = data.draw(st.lists(st.sampled_from(may_stay), unique=True)) if may_stay else []
+    sums = data.draw(st.sampled_from([1, 2, 3, 6]))
+    if sums > 1:
+        division = replace(division, summed="j", sums=sums)
+        if blocks == 1:
+            division = replace(division, pieces=(), pieces_first=False)
+    arrays = {name: arrays[name] for name in arrays if name in graph.by_name}
+    wanted = evaluate(graph, arrays)
+    form = with_pairs_of_blocks(graph, family, division, stay)
+    found = evaluate(form.graph, arrays)
+    for name in outputs:
+        result = evaluate(form.rests[name], found)[name] if name in stay else found[name]
+        assert result.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(result, wanted[name])
+
+
+def of_family(name, outputs, ranks, columns, folder):
+    """Return the job whose inputs are on no rank before; whole outputs of a reference are kept."""
+    text, names = FAMILIES[name]
+    lines = [f'program = """\n{text}\n"""', "[inputs]"]
+    for each, array in arrays_of(text, 8 * ranks + 13, columns, ranks).items():
+        np.save(f"{folder}/{each}.npy", array)
+        lines.append(f'{each} = {{ file = "{each}.npy" }}')
+    lines.append("[outputs]")
+    lines += [f'{each} = "{each}.npy"' for each in outputs or names.split()]
+    (folder / "job.toml").write_text("\n".join(lines))
+    return einmpi.load(folder / "job.toml")
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("columns", [6, 60, 300])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+def test_families_on_ranks(small, name, columns, ranks, tmp_path):
+    job = of_family(name, (), ranks, columns, tmp_path)
+    done = run_on_threads(job, ranks)
+    assert done.moved == done.plan.bytes_predicted
+    assert done.plan.lower_bound <= done.plan.words_predicted
+    for output, wanted in einmpi.reference(job).items():
+        np.testing.assert_array_equal(done.outputs[output], wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "unread"),
+    [
+        ("maps and aggregates", ["s", "m"], []),
+        ("maps and aggregates", ["D", "s"], ["D"]),
+        ("other labels", ["E", "Y"], ["E"]),
+        ("diagonal", ["R", "trace"], ["R"]),
+        ("complex", ["E", "s", "Y"], ["E"]),
+        ("parts of complex numbers", ["D", "s"], ["D"]),
+    ],
+)
+def test_nothing_but_rows_and_sums_moves_for_a_family(name, outputs, unread):
+    """Half of the operations for each, and no result is brought to its rows."""
+    n, columns = 1407, 400
+    text, _ = FAMILIES[name]
+    shapes = {"A": (n, columns), "u": (n,)}
+    given = {each: shape for each, shape in shapes.items() if f"{each}[" in text}
+    dtype = "complex128" if "conj" in text else "float64"
+    job = einmpi.program(text, outputs=outputs, **given, dtype=dtype)
+    plan = einmpi.plan(job, ranks=7)
+    assert list(plan.unread) == unread
+    assert "from the pairs of blocks of C" in str(plan)
+    rows = 2 * n * columns  # a rank has 3 blocks of them
+    assert rows <= plan.words_predicted <= rows + 20 * n
+    whole = sum(vertex.operations() for vertex in job.graph.computed)
+    assert sum(vertex.operations() for vertex in plan.graph.computed) < 0.6 * whole
 
 
 def inputs_of(text):
@@ -295,12 +500,21 @@ from mpi4py import MPI
 a = np.random.default_rng(0).standard_normal((1008, 1200))
 job = einmpi.program("C[i,k] = sum(A[i,j] * A[k,j])", A=a)
 A = einmpi.DistArray.from_global(a)
-c = einmpi.run(job, A=A.redistribute(einmpi.DistArray.zeros(a.shape).layout))["C"]
+A = A.redistribute(einmpi.DistArray.zeros(a.shape).layout)
+c = einmpi.run(job, A=A)["C"]
 assert "in pairs" in repr(c), c
 c.to_hdf5("{tmp_path}/C.h5", "C")
 np.testing.assert_allclose(c.gather(), a @ a.T, rtol=1e-12, atol=1e-9)
 with h5py.File("{tmp_path}/C.h5") as file:
     np.testing.assert_allclose(file["C"][:], a @ a.T, rtol=1e-12, atol=1e-9)
+text = "C[i,k] = sum(A[i,j] * conj(A[k,j])); R[i,k] = C[i,k] / sqrt(C[i,i] * C[k,k])"
+text += "; s = sum(R[i,k] * conj(R[i,k])); Y[i] = sum(R[i,k])"
+found = einmpi.run(text, A=A + 1j * A[::-1])
+b = a + 1j * a[::-1]
+wanted = b @ b.conj().T
+wanted /= np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
+np.testing.assert_allclose(found["s"].gather(), (abs(wanted) ** 2).sum(), rtol=1e-10)
+np.testing.assert_allclose(found["Y"].gather(), wanted.sum(1), rtol=1e-9)
 """
     done = run_mpi(ranks, code)
     assert done.returncode == 0, done.stderr
@@ -395,6 +609,9 @@ def test_no_division_of_all_terms_moves_less_than_the_bound(rows, columns, ranks
             "C[i,k] = sum(A[i,j] * A[k,j])\nZ[i,l] = sum(C[i,k] * B[k,l])",
             "C[i,k] = sum(A[i,j] * A[k,j])\nD[j,l] = sum(A[i,j] * A[i,l])",
             "X[i,j] = exp(A[i,j])\nC[i,k] = sum(X[i,j] * X[k,j])\nZ[i] = sum(C[i,k])",
+            "C[i,k] = sum(A[i,j] * A[k,j])\nD[i,k] = exp(-C[i,k])\ns = sum(D[i,k])",
+            "C[i,k] = sum(A[i,j] * A[k,j])\nD[i,k] = C[i,k]**2\nZ[i,l] = sum(D[i,k] * B[k,l])",
+            "C[i,k] = sum(A[i,j] * A[k,j])\nD[i,k] = C[i,k] / sqrt(C[i,i] * C[k,k])",
         ]
     ),
     st.integers(8, 90),

@@ -203,7 +203,7 @@ class ProductSplitter:
             return False
         if constants or len(tensors) > 2:
             return True
-        if not all(is_plain(factor) for factor in tensors):
+        if not all(is_plain(_without_conj(factor)) for factor in tensors):
             return True
         counts = _label_counts(self.einsum.aggregated, tensors)
         return 1 in counts.values()
@@ -283,6 +283,9 @@ class ProductSplitter:
         """
         if is_plain(factor) or set(labels_of(factor)) == set(joined):
             return factor
+        inner = _without_conj(factor)  # kernels conjugate what they multiply
+        if inner is not factor and self.type(inner) == self.type(factor):
+            return call("conj", self.materialise(inner, joined))
         return self.emit(factor, labels_of(factor), ())
 
     def product(self, factors: Sequence[Scalar]) -> Scalar:
@@ -307,6 +310,10 @@ class ProductSplitter:
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
         self.known[name] = make_vertex(name, einsum, inputs, self.known, places=self.vertex.places)
         return Element(name, tuple(output))
+
+
+def _without_conj(factor: Scalar) -> Scalar:
+    return factor.args[0] if isinstance(factor, Call) and factor.op == "conj" else factor
 
 
 def constants_and_tensors(factors: Sequence[Scalar]) -> tuple[list[Scalar], list[Scalar]]:

@@ -18,7 +18,7 @@ from einmpi.late import late
 from einmpi.planner.machine import PER_MILLE, Machine, Weights
 from einmpi.planner.mesh import Mesh, divisors, prime_factors
 from einmpi.planner.orders import other_first_axes
-from einmpi.planner.pairs import Pairing, best_pairing, in_pairs, to_rows
+from einmpi.planner.pairs import Pairing, can_be_paired, in_pairs, pairings, to_rows
 from einmpi.planner.plan import FittedInputs, Options, Plan, SharedInputs
 from einmpi.planner.planning import Planning, TooLittleMemory, bytes_besides, cost_of, price_of
 from einmpi.planner.saving_memory.cut_memory import inputs_that_fit
@@ -119,7 +119,8 @@ def _time(plan: Plan) -> int:
     return plan.total.time // plan.mesh.ranks
 
 
-MOST_IN_PAIRS = 4  # symmetric results, those that move most: each is planned once more
+MOST_IN_PAIRS = 4  # symmetric results, those that move most, are planned in pairs of blocks
+MOST_PAIRINGS = 3  # of each of them are planned
 MAX_RANKS = 2**20
 LARGEST_GOOD_PRIME = 7  # a number of ranks with a larger prime factor can be cut in few ways
 MOST_DIVISORS_LISTED = 12
@@ -302,13 +303,16 @@ def _with_pairs(plan: Plan, options: Options, tables: SharedTables) -> Plan:
     """
     if plan.recomputed is not None or plan.spilled:
         return plan
-    names = [vertex.name for vertex in plan.graph.computed if vertex.recurrence is None]
-    names.sort(key=lambda name: -plan.bills[name].nbytes)
-    for name in names[:MOST_IN_PAIRS]:
-        for stays in (True, False) if _may_stay_in_pairs(plan, name, options) else (False,):
-            pairing = best_pairing(plan.graph, plan.graph[name], plan.mesh, stays)
-            if pairing is None or pairing.words >= plan.bills[name].words.total:
-                continue
+    bills = {}
+    for vertex in plan.graph.computed:
+        if can_be_paired(plan.graph, vertex, plan.mesh.ranks):
+            bills[vertex.name] = _words_around(plan, vertex)
+    for name in sorted(bills, key=lambda name: -bills[name])[:MOST_IN_PAIRS]:
+        may_stay = [output for output in plan.graph.outputs if _may_stay(plan, output, options)]
+        found = pairings(plan.graph, plan.graph[name], plan.mesh, may_stay)
+        for pairing in found[:MOST_PAIRINGS]:
+            if pairing.words >= bills[name]:
+                break
             try:
                 other = _in_pairs(plan, pairing, options, tables)
             except InputError:  # it needs more memory
@@ -321,12 +325,19 @@ def _with_pairs(plan: Plan, options: Options, tables: SharedTables) -> Plan:
     return plan
 
 
-def _may_stay_in_pairs(plan: Plan, name: str, options: Options) -> bool:
-    """Return whether an output need not be in a layout: nothing reads it or says how it lies."""
+def _words_around(plan: Plan, vertex: Vertex) -> int:
+    """Return the words that move for a vertex, its readers, and others that read its operands."""
+    names = {vertex.name, *plan.graph.consumers[vertex.name]}
+    for name in vertex.inputs:
+        names.update(plan.graph.consumers[name])
+    return sum(plan.bills[name].words.total for name in sorted(names))
+
+
+def _may_stay(plan: Plan, name: str, options: Options) -> bool:
+    """Return whether an output need not be in a layout: nothing says how it lies."""
     if not options.unread or options.carry or not isinstance(options.recompute, str):
         return False
-    has_layout = name in options.pins or name in options.placed
-    return plan.graph.is_output(name) and not plan.graph.consumers[name] and not has_layout
+    return name not in options.pins and name not in options.placed
 
 
 def _in_pairs(plan: Plan, pairing: Pairing, options: Options, tables: SharedTables) -> Plan:
@@ -335,26 +346,26 @@ def _in_pairs(plan: Plan, pairing: Pairing, options: Options, tables: SharedTabl
     planning = Planning(form.graph, plan.mesh, plan.ranks, replace(options, start=start), tables)
     other = planning.plan()
     unread = dict(plan.unread)
-    note = pairing.note
-    if form.rest is not None:
-        names = [vertex.name for vertex in form.rest.inputs]
+    notes = {name: pairing.note_on(name) for name in pairing.family}
+    for output, graph in form.rests.items():
+        names = [vertex.name for vertex in graph.inputs]
         of_rest = Options(
             memory=options.memory,
             given={name: other.layouts[name] for name in names},
             orders={name: other.orders_of(name) for name in names},
             mesh=plan.mesh,
-            start=to_rows(form, plan.mesh, pairing),
+            start=to_rows(form, plan.mesh, pairing, output),
             nodes=options.nodes,
             uneven=options.uneven,
             overlap=False,
         )
-        rest = Planning(form.rest, plan.mesh, plan.ranks, of_rest).plan()
-        unread[pairing.name] = rest
-        needed = show_bytes(rest.peak)
-        note += f". It stays in these: to read it moves {rest.words_predicted:,} words, in {needed}"
+        rest = Planning(graph, plan.mesh, plan.ranks, of_rest).plan()
+        unread[output] = rest
+        moved = f"{rest.words_predicted:,} words, in {show_bytes(rest.peak)}"
+        notes[output] += f". It stays in these: to read it moves {moved}"
     return replace(
         other,
-        notes={**plan.notes, **other.notes, pairing.name: note},
+        notes={**plan.notes, **other.notes, **notes},
         lower_bound=min(plan.lower_bound, other.words_predicted),
         among=plan.among,
         kind="gap",

@@ -243,8 +243,8 @@ def _call_product(lowering: Lowering, parts: list[LabelledArray], owners: list[i
         # numpy is faster if its innermost loop walks along the first factor.
         if labels and labels[-1] not in parts[0].labels:
             first, second = 1, 0
-        left = _stack(parts[first], labels)
-        right = _stack(parts[second], labels)
+        left = stack(parts[first], labels)
+        right = stack(parts[second], labels)
         function = partial(np.multiply, dtype=np.dtype(lowering.dtype), casting="unsafe")
     elif lowering.kernel == "einsum":
         names = unique(parts[0].labels, parts[1].labels)
@@ -254,9 +254,9 @@ def _call_product(lowering: Lowering, parts: list[LabelledArray], owners: list[i
         function = partial(_sum_products, axes, np.dtype(lowering.dtype))
     else:
         rows, contracted, columns = lowering.matrix
-        left = _stack(parts[0], lowering.loops, rows, contracted)
-        right = _stack(parts[1], lowering.loops, contracted, columns)
-        target = _stack(parts[2], lowering.loops, rows, columns)
+        left = stack(parts[0], lowering.loops, rows, contracted)
+        right = stack(parts[1], lowering.loops, contracted, columns)
+        target = stack(parts[2], lowering.loops, rows, columns)
         function = matrix_product(left, right, target)
     return Call(function, (left, right, target), (owners[first], owners[second], owners[2]))
 
@@ -287,7 +287,7 @@ def view_without_ones(array: Array, index: Labels, part: Part) -> LabelledArray:
     return LabelledArray(array, labels)
 
 
-def _stack(part: LabelledArray, loops: Labels, *groups: Labels) -> Array:
+def stack(part: LabelledArray, loops: Labels, *groups: Labels) -> Array:
     """Return a view with an axis for each label of `loops`, then one for each group of labels.
 
     A label of `loops` that the array lacks becomes an axis of extent 1.
@@ -307,7 +307,7 @@ def _call_copy(target: LabelledArray, source: LabelledArray, owners: tuple[int, 
     `owners` are those of the source and of the target.
     """
     summed = drop_labels(source.labels, target.labels)
-    array = _stack(source, target.labels + summed)
+    array = stack(source, target.labels + summed)
     function: Callable[..., Any] = _convert
     if summed:
         function = partial(_sum_axes, tuple(range(-len(summed), 0)), target.array.dtype)

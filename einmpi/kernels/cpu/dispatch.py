@@ -19,7 +19,7 @@ from einmpi.kernels.cpu.prepared_products import prepare_by_blas
 from einmpi.kernels.cpu.scan import prepare_scan
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
 from einmpi.kernels.cpu.segment_loops import prepare_matches, prepare_segments
-from einmpi.kernels.cpu.symmetric import prepare_symmetric
+from einmpi.kernels.cpu.symmetric import prepare_own_product, prepare_symmetric
 from einmpi.kernels.distances import (
     DISTANCE_DTYPES,
     WeightedDifference,
@@ -174,6 +174,7 @@ def prepare_einsum(
     if contraction is None:
         return _prepare_loops(einsum, operands, out, index, threads, min_compiled, strict)
     by_blas = prepare_by_blas(contraction, operands, out)
+    by_blas = prepare_own_product(contraction, operands, out, by_blas)
     if _factor_dtype(contraction, operands).kind not in "iu":
         return by_blas
     by_loops = _prepare_loops(einsum, operands, out, index, threads, min_compiled)

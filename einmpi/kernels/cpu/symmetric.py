@@ -11,7 +11,10 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.forms.symmetry import Swap, find_swap
+from einmpi.graph.forms.symmetry import Symmetry, find_symmetry
+from einmpi.kernels.contraction import Contraction
+from einmpi.kernels.cpu.blas import LabelledArray, stack, view_without_ones
+from einmpi.kernels.cpu.blas_library.choice import prepare_product_with_own
 from einmpi.kernels.operands import Array, part_of_array
 from einmpi.kernels.prepared import PreparedCall, address_of
 
@@ -36,10 +39,10 @@ def prepare_symmetric(
     but of which others are the same, everything is computed.
     """
     whole = prepare(einsum, operands, out, index)
-    swap = _swap_worth_using(einsum, operands, index)
-    if swap is None:
+    symmetry = _symmetry_worth_using(einsum, operands, index)
+    if symmetry is None:
         return whole
-    halves = _prepare_halves(einsum, operands, out, index, prepare, swap)
+    halves = _prepare_halves(einsum, operands, out, index, prepare, symmetry)
     same = _same_arrays(operands)
 
     def compute(operands: Sequence[Array], out: Array) -> None:
@@ -47,6 +50,60 @@ def prepare_symmetric(
         chosen(operands, out)
 
     return compute
+
+
+def prepare_own_product(
+    contraction: Contraction, operands: Sequence[Array], out: Array, whole: PreparedCall
+) -> PreparedCall:
+    """Prepare the product of complex numbers and their conjugates by half of its work.
+
+    `whole` computes all other products. Of those without conjugates BLAS computes one half itself.
+    """
+    positions, conj, indices = contraction.positions, contraction.conj, contraction.indices
+    scale = contraction.scale
+
+    def is_own(operands: Sequence[Array]) -> bool:
+        return _same_arrays([operands[position] for position in positions]) == [0, 0]
+
+    def views(operands: Sequence[Array], out: Array) -> list[LabelledArray]:
+        arrays = [*(operands[position] for position in positions), out]
+        return [view_without_ones(*pair, {}) for pair in zip(arrays, indices, strict=True)]
+
+    if out.dtype.kind != "c" or sum(conj) != 1 or isinstance(scale, complex):
+        return whole
+    if not is_own(operands):
+        return whole
+    left, right, target = views(operands, out)
+    rows, columns, depth = _sides_of_own(left, right)
+    if sorted(target.labels) != sorted(rows + columns):
+        return whole
+
+    def matrices(operands: Sequence[Array], out: Array) -> tuple[Array, Array]:
+        left, _, target = views(operands, out)
+        return stack(left, (), rows, depth), stack(target, (), rows, columns)
+
+    factor, product = matrices(operands, out)
+    are_views = np.may_share_memory(factor, left.array) and np.may_share_memory(product, out)
+    multiply = prepare_product_with_own(factor, product, conj[0]) if are_views else None
+    if multiply is None:
+        return whole
+
+    def compute(operands: Sequence[Array], out: Array) -> None:
+        if is_own(operands):
+            multiply(*matrices(operands, out), scale)
+        else:
+            whole(operands, out)
+
+    return compute
+
+
+def _sides_of_own(left: LabelledArray, right: LabelledArray) -> tuple[tuple[str, ...], ...]:
+    """Return the labels of the rows, of the columns, and of the sum, given views of one array."""
+    swapped = [pair for pair in zip(left.labels, right.labels, strict=True) if pair[0] != pair[1]]
+    rows, columns = (tuple(pair[number] for pair in swapped) for number in (0, 1))
+    stride = dict(zip(left.labels, left.array.strides, strict=True))
+    depth = sorted(stride.keys() - set(rows), key=lambda label: (-stride[label], label))
+    return rows, columns, tuple(depth)
 
 
 def _same_arrays(operands: Sequence[Array]) -> list[int]:
@@ -57,19 +114,19 @@ def _same_arrays(operands: Sequence[Array]) -> list[int]:
     return list(map(stored.index, stored))
 
 
-def _swap_worth_using(
+def _symmetry_worth_using(
     einsum: EinSum, operands: Sequence[Array], index: Mapping[str, Array]
-) -> Swap | None:
+) -> Symmetry | None:
     if einsum.calls() < MIN_SUMMED * prod(einsum.bound):
         return None
-    unsigned = any(array.dtype.kind == "u" for array in operands)
-    swap = find_swap(einsum, _same_arrays(operands), unsigned)
-    if swap is None:
+    dtypes = [array.dtype.name for array in operands]
+    symmetry = find_symmetry(einsum, _same_arrays(operands), dtypes)
+    if symmetry is None:
         return None
-    for first, second in swap:
+    for first, second in symmetry.swap:
         if not np.array_equal(index.get(first, ()), index.get(second, ())):
             return None
-    return swap if einsum.extent[swap[0][0]] >= 2 * MIN_ROWS else None
+    return symmetry if einsum.extent[symmetry.swap[0][0]] >= 2 * MIN_ROWS else None
 
 
 def _prepare_halves(
@@ -78,9 +135,10 @@ def _prepare_halves(
     out: Array,
     index: Mapping[str, Array],
     prepare: Prepare,
-    swap: Swap,
+    symmetry: Symmetry,
 ) -> PreparedCall:
     """Prepare the rows of each tile up to the diagonal, and the copy of what lies before it."""
+    swap, conjugates = symmetry
     rows, columns = swap[0]
     extent = einsum.extent[rows]
     tiles = min(MOST_TILES, extent // MIN_ROWS)
@@ -106,8 +164,12 @@ def _prepare_halves(
             call(*_parts(einsum, operands, out, box))
             before = {rows: box[rows], columns: slice(0, box[rows].start)}
             after = {rows: before[columns], columns: before[rows]}
-            below = part_of_array(out, einsum.output, before)
-            part_of_array(out, einsum.output, after)[...] = below.transpose(mirror)
+            below = part_of_array(out, einsum.output, before).transpose(mirror)
+            above = part_of_array(out, einsum.output, after)
+            if conjugates and out.dtype.kind == "c":
+                np.conjugate(below, out=above)
+            else:
+                above[...] = below
 
     return compute
 

@@ -31,6 +31,7 @@ from einmpi.planner.lower_bound.ways import (
     least_ways,
     part_counts,
     role_of,
+    shares,
     ways_of_grid,
 )
 from einmpi.planner.moving.halo import Needed, needed_of
@@ -84,6 +85,18 @@ class Reach:
         least: Ints = np.maximum(found, 0)
         return least
 
+    def least(self, parts: Ints, ranks: int) -> Ints:
+        """Return how many indices a rank needs at least, given into how many parts labels are."""
+        needed = shares(self.major_extent, parts, ranks)[0]
+        if self.wraps:
+            return needed
+        if self.minor is None and self.stride == 1:
+            needed = needed + self.last - self.first
+        end = self.stride * (self.major_extent - 1) + self.minor_extent + self.last
+        outside = max(0, -self.first) + max(0, end - self.extent)
+        least: Ints = np.maximum(needed - outside, 1)
+        return least
+
     def _indices_of_ring(self, parts: Ints) -> Ints:
         """Return the same where the dimension is a ring: it has an end only if it is not cut.
 
@@ -105,6 +118,10 @@ class Listed:
     def indices(self, parts: Mapping[str, Ints]) -> Ints:
         """Return how many indices all parts of the labels need together, or fewer."""
         return np.full_like(parts[self.labels[0]], self.distinct)
+
+    def least(self, parts: Ints, ranks: int) -> Ints:
+        """Return how many indices a rank needs at least."""
+        return np.ones_like(parts)
 
 
 @dataclass(frozen=True)
@@ -130,12 +147,37 @@ class Reading:
         compute the same.
         """
         parts = dict(zip(labels, grid.T, strict=False))
-        others = grid[:, -1].copy()  # how many ranks have the same indices of the tensor
-        for label in labels:
+        needed: Ints = self._alike(parts, grid) * self._needed_of_each(parts)
+        return np.maximum(needed, self.elements)
+
+    def needed_of_middle(self, labels: Sequence[str], grid: Ints, ranks: int) -> Ints:
+        """Return the elements that all ranks need, or fewer: of a star, of one of its operands.
+
+        Then follows how many indices of each dimension a rank needs at least.
+        """
+        parts = dict(zip(labels, grid.T, strict=False))
+        reaches = self.reaches if self.is_box else self._middle
+        columns = [self._alike(parts, grid) * prod(reach.indices(parts) for reach in reaches)]
+        columns += [reach.least(parts[reach.labels[0]], ranks) for reach in reaches]
+        return np.column_stack(columns)
+
+    def _alike(self, parts: Mapping[str, Ints], grid: Ints) -> Ints:
+        """Return how many ranks have the same indices of the tensor."""
+        others = grid[:, -1].copy()
+        for label, count in parts.items():
             if label not in self.labels:
-                others *= parts[label]
-        needed: Ints = np.maximum(others * self._needed_of_each(parts), self.elements)
-        return needed
+                others *= count
+        return others
+
+    @property
+    def _middle(self) -> list[Reach]:
+        """What one operand of a star reaches, that with the offsets that are nearest to 0."""
+        found = []
+        for reach in self.reaches:
+            assert isinstance(reach, Reach), "lists have no corners"
+            offset = max(reach.first, min(0, reach.last))
+            found.append(replace(reach, first=offset, last=offset))
+        return found
 
     def _needed_of_each(self, parts: Mapping[str, Ints]) -> Ints:
         """Return what one rank with each combination of shares needs, all these together."""
@@ -143,11 +185,7 @@ class Reading:
         if self.is_box:
             return np.asarray(prod(reached))
         # A star: what a rank would need with one of the offsets, and arms in each dimension.
-        cores = []
-        for reach in self.reaches:
-            assert isinstance(reach, Reach), "lists have no corners"
-            offset = max(reach.first, min(0, reach.last))
-            cores.append(replace(reach, first=offset, last=offset).indices(parts))
+        cores = [reach.indices(parts) for reach in self._middle]
         total: Ints = np.asarray(prod(cores))
         for dimension, (reach_of_all, core) in enumerate(zip(reached, cores, strict=True)):
             beside = prod(cores[:dimension]) * prod(cores[dimension + 1 :])
@@ -159,15 +197,18 @@ class Reading:
 class HaloEdge(PartsEdge):
     """A tensor on its way from its layout to a vertex that reads it with index arithmetic.
 
-    What the target needs is one number: the elements that all ranks need together.
+    What the target needs is a row: the elements that all ranks need together, those without the
+    arms of a star, and the indices of each dimension that a rank needs at least.
     """
 
     reading: Reading
     labels: tuple[str, ...]  # of the target
 
     def after(self, parts: Ints) -> Ints:
-        """Return what all ranks need at least, for each value of the target."""
-        return self.reading.needed(self.labels, parts)[:, None]
+        """Return what ranks need at least, for each value of the target."""
+        needed = self.reading.needed(self.labels, parts)
+        middle = self.reading.needed_of_middle(self.labels, parts, self.ranks)
+        return np.column_stack([needed, middle])
 
     def charged_to_reader(self, after: Ints) -> Floats:
         """Return what the target pays for what it needs beyond one copy."""
@@ -175,10 +216,20 @@ class HaloEdge(PartsEdge):
         return self.weight * self.charge * (copies - 1)
 
     def words(self, before: Ints, after: Ints) -> Ints:
-        """Return what ranks need and cannot have stored, for each pair."""
-        stored = self.elements * before[:, -2]
-        words: Ints = np.maximum(self.weight * after[:, 0] - stored[:, None], 0)
-        return words
+        """Return what ranks need and cannot have stored, for each pair.
+
+        A rank has no more of a dimension than the longest part of the layout: where it needs more,
+        it lacks that share of what it needs.
+        """
+        stored = prod(self.edge.bound) * before[:, -2]
+        kept = np.ones((len(before), len(after)))
+        for dimension, extent in enumerate(self.edge.bound):
+            _, longest = shares(extent, before[:, dimension], self.ranks)
+            kept *= np.minimum(1, longest[:, None] / after[:, 2 + dimension])
+        # Words are whole. No rounding of these numbers is as large as what is subtracted.
+        lacking = np.ceil(after[:, 1] * (1 - 1e-14 - kept)).astype(np.int64)
+        words: Ints = np.maximum(after[:, 0] - stored[:, None], np.maximum(lacking, 0))
+        return self.weight * words
 
 
 def readings_of(graph: EinGraph, vertex: Vertex) -> tuple[Reading | None, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from math import isqrt, prod
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.forms.pairs.families import family_of
 from einmpi.planner.lower_bound.pieces import ALL_CUTS, Bound
 from einmpi.planner.lower_bound.words import lower_bound_words
 from einmpi.planner.pairs import can_be_paired
@@ -15,12 +16,13 @@ from einmpi.planner.pairs import can_be_paired
 def bound_with_pairs(graph: EinGraph, ranks: int, resident: Collection[str], bound: Bound) -> Bound:
     """Return a bound of all plans, given one of the plans that cut labels only.
 
-    Nothing is counted for symmetric results and what they read, but the words of one of them.
+    Nothing is counted for symmetric results, what they read and what is computed from their pairs,
+    but the words of one of them.
     """
     symmetric = [vertex for vertex in graph.computed if can_be_paired(graph, vertex, ranks)]
     if not symmetric:
         return bound
-    names = {vertex.name for vertex in symmetric}
+    names = {name for vertex in symmetric for name in family_of(graph, vertex.name)}
     least = [_words_of_rest(graph, ranks, resident, names)]
     least += [_words_of_pairs(graph, vertex, ranks, resident) for vertex in symmetric]
     return bound if bound.words <= max(least) else Bound(max(least), ALL_CUTS)

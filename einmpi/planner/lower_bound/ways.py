@@ -232,6 +232,25 @@ def most_kept(
     return kept
 
 
+def shares(extent: int, parts: Ints, ranks: int) -> tuple[Ints, Ints]:
+    """Return the indices of the shortest part of a label and of the longest one."""
+    counts, places = np.unique(parts, return_inverse=True)
+    found = np.array([_shares(extent, int(count), ranks) for count in counts])
+    return found[places, 0], found[places, 1]
+
+
+@bounded_cache(4096)
+def _shares(extent: int, parts: int, ranks: int) -> tuple[int, int]:
+    # Parts are some of the fine blocks, of which there may be fewer if there are few indices.
+    all_blocks = [ranks] if extent >= ranks else divisors(ranks)
+    lengths = []
+    for blocks in all_blocks:
+        if blocks % parts == 0 and blocks <= extent:
+            alike = blocks // parts
+            lengths += [alike * (extent // blocks), alike * -(-extent // blocks)]
+    return min(lengths), max(lengths)
+
+
 def _is_even(extent: int, ranks: int) -> bool:
     """Return whether a short dimension is cut into equal parts by digits of the same numbers.
 

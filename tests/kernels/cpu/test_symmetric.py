@@ -1,9 +1,12 @@
 """Symmetric results by half of the work: the same values, exactly symmetric, and less computed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import einmpi
+from einmpi.graph.scalar import Call, Const
 from einmpi.kernels.cpu import dispatch, symmetric
 
 N = 300
@@ -105,3 +108,100 @@ def test_a_product_with_its_own_transpose_is_symmetric():
     dispatch.compute_einsum(einsum, [x, x], out, {})
     np.testing.assert_array_equal(out, out.T)
     np.testing.assert_allclose(out, x @ x.T, rtol=1e-12, atol=1e-9)
+
+
+def counted_products(monkeypatch):
+    """Count the products of a matrix and its own conjugate transpose."""
+    counts = []
+    prepare = symmetric.prepare_product_with_own
+
+    def prepare_counted(*arguments):
+        multiply = prepare(*arguments)
+
+        def compute(*arrays):
+            counts.append(1)
+            multiply(*arrays)
+
+        return compute if multiply is not None else None
+
+    monkeypatch.setattr(symmetric, "prepare_product_with_own", prepare_counted)
+    return counts
+
+
+def complex_array(*shape, dtype="complex128"):
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+
+
+OF_CONJUGATES = {
+    "Z[i,k] = sum(X[i,j] * conj(X[k,j]))": lambda x: x @ x.conj().T,
+    "Z[i,k] = sum(conj(X[i,j]) * X[k,j])": lambda x: x.conj() @ x.T,
+    "Z[k,i] = sum(X[i,j] * conj(X[k,j]))": lambda x: (x @ x.conj().T).T,
+    "Z[i,k] = sum(X[j,i] * conj(X[j,k]))": lambda x: x.T @ x.conj(),
+    "Z[i,k] = sum(conj(X[j,i]) * X[j,k])": lambda x: x.conj().T @ x,
+}
+
+
+@pytest.mark.parametrize("text", OF_CONJUGATES)
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_product_with_conjugates_takes_half_of_the_work(monkeypatch, text, dtype, order):
+    counts = counted_products(monkeypatch)
+    x = complex_array(150, 170, dtype=dtype).copy(order)
+    wanted = OF_CONJUGATES[text](x)
+    einsum = einmpi.program(text, X=x).graph["Z"].computed_einsum
+    out = np.full(wanted.shape, np.nan, dtype, order)
+    dispatch.compute_einsum(einsum, [x, x], out, {})
+    assert len(counts) == 1
+    np.testing.assert_array_equal(out, out.conj().T)
+    eps = np.finfo(dtype).eps
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=8 * eps * abs(wanted).max())
+    dispatch.compute_einsum(einsum, [x, x.copy()], out, {})  # two arrays: all of it is computed
+    assert len(counts) == 1
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=8 * eps * abs(wanted).max())
+
+
+def test_products_that_are_not_halved(monkeypatch):
+    counts = counted_products(monkeypatch)
+    x = complex_array(150, 160)
+    for text, wanted in (
+        ("Z[i,k] = sum(X[i,j] * X[k,j])", x @ x.T),
+        ("Z[i,k] = sum(real(X[i,j]) * conj(X[k,j]))", x.real @ x.conj().T),
+    ):
+        job = einmpi.program(text, X=x)
+        np.testing.assert_allclose(einmpi.run(job, X=x)["Z"].local, wanted, rtol=1e-10, atol=1e-9)
+    assert not counts
+
+
+@pytest.mark.parametrize(("scale", "halved"), [(3.0, 1), (-0.5, 1), (2j, 0)])
+def test_products_times_a_number(monkeypatch, scale, halved):
+    counts = counted_products(monkeypatch)
+    x = complex_array(150, 160)
+    einsum = einsum_of("Z[i,k] = sum(X[i,j] * conj(X[k,j]))", X=x)
+    einsum = replace(einsum, function=Call("*", (Const(scale), einsum.function)))
+    out = np.empty((150, 150), complex)
+    dispatch.compute_einsum(einsum, [x, x], out, {})
+    np.testing.assert_allclose(out, scale * (x @ x.conj().T), rtol=1e-10, atol=1e-9)
+    assert len(counts) == halved  # a complex multiple is not its own conjugate transpose
+
+
+def test_a_prepared_product_with_conjugates_looks_at_which_arrays_are_the_same(monkeypatch):
+    counts = counted_products(monkeypatch)
+    x, y = complex_array(2, 150, 160)
+    einsum = einsum_of("Z[i,k] = sum(X[i,j] * conj(X[k,j]))", X=x)
+    out = np.empty((150, 150), complex)
+    call = dispatch.prepare_einsum(einsum, [x, x], out, {})
+    for operands in ([x, x], [x, y], [y, y]):
+        call(operands, out)
+        np.testing.assert_allclose(out, operands[0] @ operands[1].conj().T, rtol=1e-10, atol=1e-9)
+    assert len(counts) == 2
+
+
+def test_other_conjugated_results_are_symmetric():
+    x = complex_array(N, 40)
+    einsum = einsum_of("Z[i,k] = sum(exp(X[i,j] + conj(X[k,j])))", X=x)
+    out = np.full((N, N), np.nan, complex)
+    dispatch.compute_einsum(einsum, [x, x], out, {})
+    above = np.triu(out, 1)
+    np.testing.assert_array_equal(above, np.tril(out, -1).conj().T)
+    np.testing.assert_allclose(out, np.exp(x[:, None] + x[None].conj()).sum(-1), rtol=1e-12)

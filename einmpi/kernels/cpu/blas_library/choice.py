@@ -22,6 +22,8 @@ from einmpi.kernels.cpu.blas_library.records import (
     BLAS_LIBRARIES,
     BLAS_NAMES,
     COLUMN_MAJOR,
+    CONJUGATE_TRANSPOSED,
+    LOWER,
     NUMPY_BLAS,
     ROW_MAJOR,
     TRANSPOSED,
@@ -45,6 +47,9 @@ from einmpi.process.environment import BLAS_VARIABLE, blas_name, loaded_blas, wh
 
 # A product of two factors into a target, as `numpy.matmul` takes them.
 Multiply: TypeAlias = Callable[[Array, Array, Array], Any]
+
+# A product of a factor and its conjugate transpose into a target, times a number.
+OwnProduct: TypeAlias = Callable[[Array, Array, float], None]
 
 # Multiplications of numbers in a call. With fewer, numpy's cheaper call is faster.
 MIN_MULTIPLICATIONS = 2**21
@@ -316,6 +321,56 @@ def matrix_product(left: Array, right: Array, out: Array) -> Multiply:
     if made is None or made.library is None:
         return np.matmul
     return prepare_product(made.library, left, right, out)
+
+
+@cache
+def _numpy_library() -> LoadedBlas | None:
+    """Return the BLAS that numpy has, for what numpy has no function for; None if it is unknown."""
+    found = loaded_blas()
+    try:
+        return None if found is None else load_blas(UNKNOWN_LIBRARY, found["filepath"])
+    except UnusableLibraryError:
+        return None
+
+
+MIRRORED_ROWS = 64  # that are mirrored at a time
+
+
+def prepare_product_with_own(factor: Array, out: Array, is_first: bool) -> OwnProduct | None:
+    """Return what multiplies a complex matrix by its conjugate transpose, with half of the work.
+
+    `is_first` says that the matrix itself is conjugated, and not its transpose. None if no library
+    can read the arrays, or the product is small.
+    """
+    rows, depth = factor.shape
+    library = blas_in_use().library or _numpy_library()
+    call = None
+    if rows > MIRRORED_ROWS and rows**2 * depth >= MIN_MULTIPLICATIONS and library is not None:
+        call = call_for(library, factor, factor.T, out)
+    if call is None or call.functions.multiply_by_own is None:
+        return None
+    multiply = call.functions.multiply_by_own
+    matrix, _, target = call.matrices
+    form = AS_STORED if matrix.is_row_major else CONJUGATE_TRANSPOSED
+    # The transpose of the product is its conjugate.
+    is_conjugated = is_first != (matrix.is_row_major != target.is_row_major)
+
+    def compute(factor: Array, out: Array, scale: float) -> None:
+        multiply(
+            *(ROW_MAJOR, LOWER, form, rows, depth, scale),
+            *(address_of(factor), matrix.line_distance, 0.0),
+            *(address_of(out), target.line_distance),
+        )
+        square = out if target.is_row_major else out.T
+        for start in range(0, rows, MIRRORED_ROWS):
+            lines = square[start : start + MIRRORED_ROWS, : start + MIRRORED_ROWS]
+            if is_conjugated:
+                np.conjugate(lines, out=lines)
+            np.conjugate(lines[:, :start].T, out=square[:start, start : start + MIRRORED_ROWS])
+            corner = lines[:, start:]
+            corner[...] = np.tril(corner) + np.tril(corner, -1).conj().T
+
+    return compute
 
 
 def set_blas_threads(count: int) -> None:

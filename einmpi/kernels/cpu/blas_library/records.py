@@ -322,6 +322,8 @@ ROW_MAJOR = 101
 COLUMN_MAJOR = 102
 AS_STORED = 111
 TRANSPOSED = 112
+CONJUGATE_TRANSPOSED = 113
+LOWER = 122
 
 
 class UnusableLibraryError(Exception):
@@ -332,7 +334,9 @@ class UnusableLibraryError(Exception):
 class MatrixFunctions:
     """The products of one dtype: of two matrices, and of many that have equal distances.
 
-    `one` and `zero` are what the library takes as these numbers, and `kept` is their memory.
+    Complex ones are also those of a matrix and its conjugate transpose, of which the lower triangle
+    is computed. `one` and `zero` are what the library takes as these numbers, and `kept` is their
+    memory.
     """
 
     multiply: Callable[..., None]
@@ -340,6 +344,7 @@ class MatrixFunctions:
     one: Any
     zero: Any
     kept: npt.NDArray[Any]
+    multiply_by_own: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)
@@ -370,7 +375,7 @@ def load_blas(library: BlasLibrary, path: str) -> LoadedBlas:
         version = library.version(loaded)
         functions = {}
         for dtype, letter in _LETTERS.items():
-            functions[dtype] = _matrix_functions(loaded, f"cblas_{letter}gemm", naming, dtype)
+            functions[dtype] = _matrix_functions(loaded, f"cblas_{letter}", naming, dtype)
     except AttributeError as error:
         raise UnusableLibraryError(f"a function is missing: {error}") from error
     found = LoadedBlas(
@@ -400,7 +405,7 @@ def _matrix_functions(
     prefix, suffix, integer = naming
     number: Any = _REAL.get(dtype, ctypes.c_void_p)  # complex ones are passed by address
     pointer = ctypes.c_void_p
-    multiply = getattr(loaded, f"{prefix}{name}{suffix}")
+    multiply = getattr(loaded, f"{prefix}{name}gemm{suffix}")
     multiply.restype = None
     multiply.argtypes = [
         *[ctypes.c_int] * 3,
@@ -411,7 +416,7 @@ def _matrix_functions(
         number,
         *(pointer, integer),
     ]
-    multiply_many = getattr(loaded, f"{prefix}{name}_batch_strided{suffix}", None)
+    multiply_many = getattr(loaded, f"{prefix}{name}gemm_batch_strided{suffix}", None)
     if multiply_many is not None:
         multiply_many.restype = None
         multiply_many.argtypes = [
@@ -427,8 +432,15 @@ def _matrix_functions(
     kept = np.array([1, 0], dtype)
     if dtype in _REAL:
         return MatrixFunctions(multiply, multiply_many, 1.0, 0.0, kept)
+    multiply_by_own = getattr(loaded, f"{prefix}{name}herk{suffix}", None)
+    if multiply_by_own is not None:
+        real = _REAL[kept.real.dtype.name]
+        multiply_by_own.restype = None
+        multiply_by_own.argtypes = [*[ctypes.c_int] * 3, *[integer] * 2]
+        multiply_by_own.argtypes += [real, *(pointer, integer), real, *(pointer, integer)]
     address = address_of(kept)
-    return MatrixFunctions(multiply, multiply_many, address, address + kept.itemsize, kept)
+    zero = address + kept.itemsize
+    return MatrixFunctions(multiply, multiply_many, address, zero, kept, multiply_by_own)
 
 
 def _thread_setter(loaded: ctypes.CDLL, names: tuple[str, ...]) -> Callable[[int], None]:
@@ -455,5 +467,14 @@ def _check_products(found: LoadedBlas) -> None:
             functions.zero,
             *(address_of(out), 4),
         )
-        if not np.array_equal(out, left @ right):
+        is_right = np.array_equal(out, left @ right)
+        if functions.multiply_by_own is not None:
+            left = left + 1j * left[::-1]
+            square = np.zeros((2, 2), dtype)
+            functions.multiply_by_own(
+                *(ROW_MAJOR, LOWER, AS_STORED, 2, 3, 1.0, address_of(left), 3),
+                *(0.0, address_of(square), 2),
+            )
+            is_right &= np.array_equal(square, np.tril(left @ left.conj().T))
+        if not is_right:
             raise UnusableLibraryError(f"its product of {dtype} matrices is wrong")
