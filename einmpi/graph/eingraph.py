@@ -107,6 +107,12 @@ class Vertex:
         """How often it is computed."""
         return 1 if self.recurrence is None else self.recurrence.steps
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether many steps compute it, with all that they use in memory."""
+        is_of_matrices = self.einsum is not None and self.einsum.matrix is not None
+        return is_of_matrices or self.recurrence is not None
+
     def is_fixed(self, operand: Vertex) -> bool:
         """Return whether an operand is the same in all steps that compute it."""
         if self.recurrence is None:

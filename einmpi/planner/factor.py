@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.grids import InnerWords, inner_words
 from einmpi.planner.machine import BYTES, Prices
 from einmpi.planner.mesh import Extent, sides
 from einmpi.planner.moving.halo import Needed, needed_of
@@ -32,6 +33,7 @@ class Variable:
     name: str
     extents: tuple[int, ...]  # of the labels or dimensions
     orders: tuple[int, ...] = ()  # of their digits
+    inner: InnerWords | None = None  # what the vertex moves inside of itself
 
     @cached_property
     def sides(self) -> tuple[Extent, ...]:
@@ -188,7 +190,8 @@ class _Builder:
         if number is None:
             number = len(self.variables)
             orders = self.orders.get((kind, vertex.name), ())
-            self.variables.append(Variable(kind, vertex.name, extents, orders))
+            inner = inner_words(self.graph, vertex) if kind == "vertex" else None
+            self.variables.append(Variable(kind, vertex.name, extents, orders, inner))
             self.blocks.append([])
             self.permanent.append([])
             self.operations.append(0)

@@ -12,12 +12,14 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner import memory
+from einmpi.planner.grids import STATUS_BYTES, grid_of, inner_words
 from einmpi.planner.memory import (
     MESSAGE_BUFFER_BYTES,
     Cuts,
     bytes_of_blocked_update,
     find_sparse_update,
     is_worth_blocks,
+    longest_share,
     places_filled,
     row_bytes,
     scattered_label,
@@ -25,6 +27,8 @@ from einmpi.planner.memory import (
 )
 from einmpi.planner.moving.halo import is_inside
 from einmpi.planner.moving.halo_words import most_needed
+
+PANELS = 1  # of rows, and of columns, that are there at once
 
 
 def bytes_at_vertices(
@@ -134,6 +138,7 @@ class _Memory:
             new += operands.new
             gathered += operands.gathered
             buffers = max(buffers, operands.buffers)
+            nbytes += self._bytes_on_grid(vertex)
             self.stored[name] = 0 if name in inner else self._bytes_made(vertex)
             made += self.stored[name]
         self.present += new
@@ -152,6 +157,19 @@ class _Memory:
         self.gathered_before = gathered if names[0] in self.blocked else 0
         if names[0] not in self.blocked:
             self._free_after(names)
+
+    def _bytes_on_grid(self, vertex: Vertex) -> int:
+        """Return the bytes of panels and their messages, if many ranks share one matrix."""
+        if inner_words(self.cut.graph, vertex) is None:
+            return 0
+        grid = grid_of(self.cut, vertex)
+        shares = [
+            longest_share(grid.mesh, side, axes)
+            for side, axes in zip(grid.sides, grid.axes, strict=True)
+        ]
+        panel = grid.widest * np.dtype(vertex.dtype).itemsize
+        working = PANELS * panel * (sum(shares) + grid.widest) + STATUS_BYTES * grid.mesh.ranks
+        return working + self._buffers(panel * max(shares))
 
     def _bytes_made(self, vertex: Vertex) -> int:
         """Return the bytes of a result where it is computed."""

@@ -10,6 +10,7 @@ from einmpi.caches import bounded_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Recurrence, Vertex
 from einmpi.graph.einsum import EinSum
+from einmpi.graph.matrices import ROWS
 from einmpi.graph.scalar import Arg, IndexEntries, Scalar, rebuild
 from einmpi.planner.memory import FusedChain, NumberedList
 from einmpi.planner.mesh import Extent, Mesh
@@ -20,6 +21,8 @@ from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import repeat
 from einmpi.schedule.moves import middle_layout
+from einmpi.schedule.panels.functions import steps_on_grid
+from einmpi.schedule.panels.grid import Piece
 from einmpi.schedule.passes import LOWERING_PASSES, Context, run_passes
 from einmpi.schedule.regions import (
     FINAL_LAYOUT,
@@ -65,7 +68,9 @@ def lower(plan: Plan, rank: int) -> Schedule:
         plan.digest,
         tuple(steps),
         updates=tuple(lowering.updates()),
-        may_share=not plan.overlapped and not plan.spilled and not plan.graph.members,
+        may_share=not plan.overlapped
+        and not plan.spilled
+        and not any(vertex.has_steps for vertex in plan.graph.computed),
     )
     reuses = lowering.reuses() if plan.donate else []
     schedule = run_passes(schedule, LOWERING_PASSES, Context(plan, reuses))
@@ -172,6 +177,8 @@ class _Lowering:
             if vertex.recurrence is not None:
                 if vertex is graph.members[vertex.recurrence][0]:
                     self.lower_recurrence(vertex.recurrence)
+            elif vertex.computed_einsum.matrix is not None:
+                self.lower_matrix(vertex)
             elif chain is None:
                 self.steps.append(Compute((self.lower_kernel(vertex),)))
                 self.complete(vertex, inside=False)
@@ -285,6 +292,23 @@ class _Lowering:
         self.steps = outer_steps
         for vertex in members:
             self.store(vertex, inside=vertex is not members[-1])
+
+    def lower_matrix(self, vertex: Vertex) -> None:
+        """Add the step that computes a function of matrices: whole ones, or one on a grid."""
+        brought = self.bring_operands(vertex, fixed=True)
+        kernel = self.kernel_on(vertex, brought)
+        if ROWS not in vertex.computed_einsum.labels:
+            steps: list[Step] = [Compute((kernel,))]
+        else:
+            cuts = self.plan.wanted
+            pieces = []
+            for operand, slot in enumerate(kernel.operands):
+                tensor = self.plan.graph[vertex.inputs[operand]]
+                pieces.append(Piece(slot, self.block(tensor, cuts(vertex.name, operand))))
+            result = Piece(kernel.target, self.block(vertex, self.plan.made(vertex.name)))
+            steps = steps_on_grid(self.plan, vertex, self.rank, result, pieces)
+        self.steps.append(repeat(vertex.name, steps, 1, [kernel.target]))
+        self.complete(vertex, inside=False)
 
     def slot_of_result(self, vertex: Vertex, cuts: Cuts, role: str = "") -> Slot:
         """Return the slot of a result; what is carried from step to step keeps its slot."""

@@ -449,6 +449,8 @@ class Transfer(TensorStep):
         if self.part is not None:
             largest = self.part.share(largest)
         itemsize = np.dtype(self.target.dtype).itemsize
+        if self.moves.same_to_all:  # of a slot with more, only a part may be sent
+            largest = min(largest, self.moves.max_elements * itemsize)
         is_packed = self.moves.fits_at_once(self.buffer_bytes // itemsize)
         if self.aggregation is None and is_packed and not self.moves.same_to_all:
             largest = max(largest, self.moves.words_sent * itemsize)
@@ -553,6 +555,7 @@ class Repeat(Step):
     # and what is carried from one time to the next, in place.
     outer: Slots
     most_bytes: int  # of other slots and of messages
+    results: Slots = ()  # those of the outer slots that are made here
 
     @property
     def vertex(self) -> str:
@@ -560,7 +563,7 @@ class Repeat(Step):
 
     @property
     def reads(self) -> Slots:
-        return self.outer
+        return tuple(slot for slot in self.outer if slot not in self.results)
 
     @property
     def writes(self) -> Slots:
@@ -581,6 +584,10 @@ class Repeat(Step):
     @property
     def working_bytes(self) -> int:
         return self.most_bytes
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        for slot in self.results:
+            yield slot, tuple(map(whole, slot.shape))
 
     def __str__(self) -> str:
         received = f", {show_bytes(self.nbytes)} received" if self.nbytes else ""

@@ -1,0 +1,27 @@
+"""The functions of one matrix on a grid of ranks: what makes the steps of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from einmpi.graph.eingraph import Vertex
+from einmpi.planner.plan import Plan
+from einmpi.schedule.panels.grid import GridSteps, Piece
+from einmpi.schedule.panels.triangles import cholesky, solve
+from einmpi.schedule.steps import Step
+
+FUNCTIONS: Mapping[str, Callable[[GridSteps, Piece, Sequence[Piece]], None]] = {
+    "cholesky": cholesky,
+    "solve_lower": partial(solve, True),
+    "solve_upper": partial(solve, False),
+}
+
+
+def steps_on_grid(
+    plan: Plan, vertex: Vertex, rank: int, result: Piece, operands: Sequence[Piece]
+) -> list[Step]:
+    """Return the steps of a rank for a function of one matrix."""
+    grid = GridSteps(plan, vertex, rank)
+    FUNCTIONS[vertex.computed_einsum.required_matrix.record.name](grid, result, operands)
+    return grid.steps
