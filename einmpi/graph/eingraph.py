@@ -141,6 +141,8 @@ class Vertex:
     def partial_labels(self) -> tuple[str, ...]:
         """The labels of which ranks that share them make partial results."""
         aggregated = self.computed_einsum.aggregated
+        if self.computed_einsum.matrix is not None:
+            return ()
         return tuple(label for label in aggregated if label not in self.dimension_made)
 
     @property

@@ -154,6 +154,18 @@ def _first_indefinite(matrices: Matrices) -> int:
     return 0
 
 
+def _lu_diagonal(matrices: Matrices) -> Matrices:
+    from scipy.linalg import lapack
+
+    (getrf,) = lapack.get_lapack_funcs(("getrf",), (matrices,))
+    found = np.empty(matrices.shape[:-1], matrices.dtype)
+    for place in np.ndindex(matrices.shape[:-2]) if found.size else ():
+        factors, pivots, _ = getrf(matrices[place])
+        found[place] = np.diagonal(factors)
+        found[place][0] *= (-1) ** np.count_nonzero(pivots != np.arange(len(pivots)))
+    return found
+
+
 for _record in (
     MatrixFunction(
         name="cholesky",
@@ -162,6 +174,34 @@ for _record in (
         function=_cholesky,
         operations=lambda extent: extent["i"] ** 3 // 3,
         documentation="lower triangular L with A = L·Lᴴ; only the lower triangle of A is read",
+        on_grid=True,
+    ),
+    MatrixFunction(
+        name="solve",
+        operands=("ij", "ik"),
+        results={"": "jk"},
+        function=np.linalg.solve,
+        operations=lambda extent: 2 * extent["i"] ** 2 * (extent["i"] // 3 + extent["k"]),
+        documentation="X with A·X = B, by elimination with pivots",
+        on_grid=True,
+    ),
+    MatrixFunction(
+        name="inv",
+        operands=("ij",),
+        results={"": "ji"},
+        function=np.linalg.inv,
+        operations=lambda extent: 2 * extent["i"] ** 3,
+        documentation="the inverse of A",
+        on_grid=True,
+    ),
+    MatrixFunction(
+        name="lu_diagonal",
+        operands=("ij",),
+        results={"": "i"},
+        function=_lu_diagonal,
+        operations=lambda extent: 2 * extent["i"] ** 3 // 3,
+        documentation="the diagonal of the upper factor of A, the first element with the sign of "
+        "the order of rows: its product is the determinant",
         on_grid=True,
     ),
     MatrixFunction(

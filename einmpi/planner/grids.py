@@ -9,9 +9,9 @@ rows and columns at the diagonal have one owner each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,17 +19,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.einsum import EinSum
+from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.matrices import COLUMNS, ROWS
-from einmpi.planner.mesh import Extent, Mesh
+from einmpi.planner.mesh import Extent, Mesh, sides
 from einmpi.planner.moving.halo import stretches_by_digits
-from einmpi.planner.orders import BLOCK
+from einmpi.planner.orders import BLOCK, block_on_grid
 
 if TYPE_CHECKING:
     from einmpi.planner.memory import Cuts
 
 STATUS_BYTES = 8  # of a place at which a panel cannot be computed
+SMALL_BYTES = 24  # of numbers of rows and of ranks
 MIN_BYTES = 2**20  # of a matrix: a smaller one is whole on all ranks
+NUMBERS = 2  # with a row that may have the next pivot: its own, and that of its rank
+ALIKE = 8  # grids that differ by less than this share of the elements of the matrix move as much
 FEW_COLUMNS = 4  # on the right of a system: fewer than its rows over this number
 
 
@@ -52,35 +55,31 @@ def _on_grid(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Vertex:
 def _with_grid_labels(einsum: EinSum) -> EinSum:
     """Return a function of one matrix with the labels of a grid in place of rows and columns.
 
-    Where it has few columns on the right, they are whole, and so are those of the matrix.
+    Few columns on the right of a system are whole, and the unknowns are where the columns of the
+    matrix are. So the matrix need not move.
     """
     labels = einsum.matrix_labels
     extent = einsum.extent
-    rows, columns = labels["i"], labels["j"]
-    names = {rows: ROWS, columns: COLUMNS}
+    names = {labels["i"]: ROWS, labels["j"]: COLUMNS}
+    output = einsum.output
     if len(einsum.operands) > 1:
         right = labels.get("k", "")
-        if FEW_COLUMNS * extent.get(right, 0) < extent[rows]:
-            del names[columns]
+        if FEW_COLUMNS * extent.get(right, 0) < extent[labels["i"]]:
+            output = (COLUMNS, *output[1:])
         else:
             names[right] = COLUMNS
-    extents: dict[str, int] = {}
-    for label in (*einsum.output, *einsum.aggregated):
-        name = names.get(label, label)
-        extents[name] = min(extent[label], extents.get(name, extent[label]))
-    output = (ROWS, *(names.get(label, label) for label in einsum.output[1:]))
-    if einsum.output[1:] == (rows,):
+    if len(output) > 1 and output[0] != COLUMNS:
         output = ROWS, COLUMNS
+    pairs = [*zip(output, einsum.output, strict=True)]
+    pairs += [(names.get(label, label), label) for label in labels.values()]
+    extents: dict[str, int] = {}
+    for name, label in pairs:
+        extents[name] = min(extent[label], extents.get(name, extent[label]))
     gone = tuple(label for label in extents if label not in output)
-    return replace(
-        einsum,
-        output=output,
-        operands=tuple(
-            tuple(names.get(str(entry), str(entry)) for entry in index) for index in einsum.operands
-        ),
-        aggregated=gone,
-        extents=tuple((label, extents[label]) for label in (*output, *gone)),
-    )
+    operands = [
+        tuple(names.get(str(each), str(each)) for each in index) for index in einsum.operands
+    ]
+    return einsum_over(output, operands, einsum.function, None, gone, extents)
 
 
 # ---- panels --------------------------------------------------------------------------------------
@@ -149,10 +148,10 @@ def _panels(grid: Grid) -> tuple[Panel, ...]:
 def grid_of(cut: Cuts, vertex: Vertex) -> Grid:
     """Return the grid on which a vertex of a plan is computed."""
     state = cut.states[vertex.name]
-    sides = dict(zip(vertex.computed_einsum.labels, cut.sides(vertex.name), strict=True))
+    matrix = vertex.inputs[0]
+    rows, columns = sides(cut.graph[matrix].bound, cut.orders_of(matrix))
     axes = [tuple(k for k, label in enumerate(state) if label == name) for name in (ROWS, COLUMNS)]
-    rows = sides[ROWS]
-    return Grid(cut.mesh, (rows, sides.get(COLUMNS, rows)), (axes[0], axes[1]))
+    return Grid(cut.mesh, (rows, columns), (axes[0], axes[1]))
 
 
 # ---- words ---------------------------------------------------------------------------------------
@@ -161,48 +160,15 @@ def grid_of(cut: Cuts, vertex: Vertex) -> Grid:
 
 
 class Far(NamedTuple):
-    """How many other ranks get what one has: of a column of the grid, of a row, and of all.
+    """How many other ranks get what one has: of a column of the grid, and of a row.
 
-    Numbers, or arrays of them.
+    Then how many ranks there are in both. All are numbers, or arrays of them.
     """
 
     column: Any
     row: Any
-
-
-class PanelWords(NamedTuple):
-    """What a function moves, given the rows of its matrix and the columns on the right.
-
-    `about` has no lower terms: grids that differ in these alone are taken as equal, and of equal
-    ones the search takes that with more rows, of which more ranks compute each panel.
-    """
-
-    of_panel: Callable[[Panel, int, int, Far], Any]
-    about: Callable[[int, int, Far], Any]
-
-
-def _of_cholesky(panel: Panel, extent: int, _: int, far: Far) -> Any:
-    below = extent - panel.stop
-    return panel.width * (below * (far.row + far.column) + panel.width * far.column)
-
-
-def _of_lower_solve(panel: Panel, extent: int, right: int, far: Far) -> Any:
-    return panel.width * ((extent - panel.start) * far.row + right * far.column)
-
-
-def _of_upper_solve(panel: Panel, _: int, right: int, far: Far) -> Any:
-    return panel.width * (panel.stop * far.row + right * far.column)
-
-
-def _about_solve(extent: int, right: int, far: Far) -> Any:
-    return extent * (extent // 2 * far.row + right * far.column)
-
-
-WORDS: Mapping[str, PanelWords] = {
-    "cholesky": PanelWords(_of_cholesky, lambda n, _, far: n**2 // 2 * (far.row + far.column)),
-    "solve_lower": PanelWords(_of_lower_solve, _about_solve),
-    "solve_upper": PanelWords(_of_upper_solve, _about_solve),
-}
+    of_column: Any
+    of_row: Any
 
 
 @dataclass(frozen=True)
@@ -214,26 +180,33 @@ class InnerWords:
 
     function: str
     extent: int
-    right: int  # columns
+    right: int  # columns on the right of a system
+    is_narrow: bool  # those are on all ranks in a row of the grid
     itemsize: int
     symbols: tuple[int, int]
 
     def of_panels(self, panels: Iterable[Panel], far: Far) -> Any:
         """Return the words for some panels."""
-        words = WORDS[self.function].of_panel
-        return sum(words(panel, self.extent, self.right, far) for panel in panels)
+        return sum(WORDS[self.function](self, panel, far) for panel in panels)
 
     def most(self, ranks: int) -> int:
         """Return a number of bytes that no choice exceeds."""
-        columns = self.extent + self.right
-        return 4 * ranks * self.extent * columns * self.itemsize
+        return 4 * ranks**2 * self.extent * (self.extent + self.right) * self.itemsize
 
     def about(self, parts: Any) -> Any:
-        """Return about the bytes, given the parts of each symbol as arrays; R comes last."""
-        counts = [parts[:, symbol] if symbol >= 0 else np.int64(1) for symbol in self.symbols]
-        far = Far(counts[0] - 1, counts[1] - 1)
-        words = WORDS[self.function].about(self.extent, self.right, far)
-        return words * parts[:, -1] * self.itemsize
+        """Return about the bytes, given the parts of each symbol as arrays; R comes last.
+
+        Grids that hardly differ are taken as equal. Of equal ones the search takes that with more
+        rows, of which more ranks compute each panel.
+        """
+        extent = self.extent
+        count = -(-extent // block_on_grid(extent, int(parts[0].prod())))
+        borders = [extent * k // count for k in range(count + 1)]
+        panels = [Panel(start, stop, 0, 0) for start, stop in pairwise(borders)]
+        column, row = (parts[:, symbol] for symbol in self.symbols)
+        words = self.of_panels(panels, Far(column - 1, row - 1, column, row))
+        alike = -(-(extent**2) // ALIKE)
+        return words // alike * alike * parts[:, -1] * self.itemsize
 
 
 def inner_words(graph: EinGraph, vertex: Vertex) -> InnerWords | None:
@@ -241,18 +214,54 @@ def inner_words(graph: EinGraph, vertex: Vertex) -> InnerWords | None:
     einsum = vertex.einsum
     if einsum is None or ROWS not in einsum.labels:
         return None
-    symbols = [
-        einsum.labels.index(name) if name in einsum.labels else -1 for name in (ROWS, COLUMNS)
-    ]
-    bound = graph[vertex.inputs[-1]].bound
-    right = bound[1] if len(bound) > 1 else 1
+    function = einsum.required_matrix.record.name
+    rows = graph[vertex.inputs[0]].bound[0]
+    right = rows if function == "inv" else 0
+    if len(vertex.inputs) > 1:
+        right = prod(graph[vertex.inputs[1]].bound[1:])
     return InnerWords(
-        einsum.required_matrix.record.name,
-        graph[vertex.inputs[0]].bound[0],
+        function,
+        rows,
         right,
+        einsum.output[:1] == (COLUMNS,),
         np.dtype(vertex.dtype).itemsize,
-        (symbols[0], symbols[1]),
+        (einsum.labels.index(ROWS), einsum.labels.index(COLUMNS)),
     )
+
+
+def _cholesky(inner: InnerWords, panel: Panel, far: Far) -> Any:
+    below = inner.extent - panel.stop
+    return panel.width * (below * (far.row + far.column) + panel.width * far.column)
+
+
+def _triangular(is_lower: bool, inner: InnerWords, panel: Panel, far: Far) -> Any:
+    rows = inner.extent - panel.start if is_lower else panel.stop
+    if inner.is_narrow:
+        return panel.width * inner.right * (far.row + far.column)
+    return panel.width * (rows * far.row + inner.right * far.column)
+
+
+def _elimination(inner: InnerWords, panel: Panel, far: Far) -> Any:
+    proposed = far.of_column * (far.column + far.row) * (panel.width + NUMBERS)
+    right = inner.right * (far.of_row if inner.is_narrow else 1)
+    below = inner.extent - panel.stop
+    return panel.width * (proposed + below * (far.row + far.column) + right * far.column)
+
+
+def _solve(inner: InnerWords, panel: Panel, far: Far) -> Any:
+    return _elimination(inner, panel, far) + _triangular(False, inner, panel, far)
+
+
+# Copies of the matrix, and of what is right of a system, that are there besides.
+COPIES = {"inv": (2, 1), "lu_diagonal": (1, 0), "solve": (2, 2)}
+WORDS: Mapping[str, Callable[[InnerWords, Panel, Far], Any]] = {
+    "inv": _solve,
+    "lu_diagonal": _elimination,
+    "solve": _solve,
+    "cholesky": _cholesky,
+    "solve_lower": partial(_triangular, True),
+    "solve_upper": partial(_triangular, False),
+}
 
 
 def words_of_plan(cut: Cuts, vertex: Vertex) -> Iterator[tuple[int, int, int]]:
@@ -263,18 +272,29 @@ def words_of_plan(cut: Cuts, vertex: Vertex) -> Iterator[tuple[int, int, int]]:
     inner = inner_words(cut.graph, vertex)
     if inner is None:
         return
-    grid = grid_of(cut, vertex)
-    replicas = cut.mesh.ranks // prod(grid.ranks)
-    panels = grid.panels
-    found = []
-    for first_inside in (len(cut.mesh.factors), cut.mesh.node_axes):
-        counts = []
-        for axes, ranks in zip(grid.axes, grid.ranks, strict=True):
-            inside = prod(cut.mesh.factors[axis] for axis in axes if axis >= first_inside)
-            counts.append(ranks - inside)
-        found.append((replicas * inner.of_panels(panels, Far(*counts)), counts[1]))
-    (total, others), (between, others_between) = found
-    if cut.mesh.nodes == 1:
-        between = others_between = 0
-    yield total, between, inner.itemsize
-    yield cut.mesh.ranks * others, cut.mesh.ranks * others_between, STATUS_BYTES
+    grid, mesh = grid_of(cut, vertex), cut.mesh
+    moved, told = [], []
+    for first_inside in (len(mesh.factors), mesh.node_axes):
+        far = []
+        for axes in (*grid.axes, range(len(mesh.factors))):
+            near = prod(mesh.factors[axis] for axis in axes if axis >= first_inside)
+            far.append(prod(mesh.factors[axis] for axis in axes) - near)
+        words = inner.of_panels(grid.panels, Far(far[0], far[1], *grid.ranks))
+        moved.append(mesh.ranks // prod(grid.ranks) * words)
+        told.append(2 * far[2])  # to one rank, and back to all
+    found = [(moved, inner.itemsize)]
+    if inner.function != "lu_diagonal":  # it has no errors to tell
+        found.append((told, STATUS_BYTES))
+    for (words, between), itemsize in found:
+        yield words, between if mesh.nodes > 1 else 0, itemsize
+
+
+def working_bytes(inner: InnerWords, grid: Grid, shares: Sequence[int]) -> int:
+    """Return the bytes of panels, and of copies, that a rank has with so much of a matrix."""
+    rows, columns = shares
+    right = inner.right if inner.is_narrow else -(-inner.right * columns // inner.extent) + BLOCK
+    matrices, sides = COPIES.get(inner.function, (0, 0))
+    copies = rows * (matrices * columns + sides * right)
+    proposed = (2 + grid.ranks[0]) * (grid.widest + NUMBERS)
+    panels = grid.widest * (rows + columns + right + proposed)
+    return (copies + panels) * inner.itemsize + SMALL_BYTES * (inner.extent + grid.mesh.ranks)

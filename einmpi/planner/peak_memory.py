@@ -12,7 +12,7 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner import memory
-from einmpi.planner.grids import STATUS_BYTES, grid_of, inner_words
+from einmpi.planner.grids import NUMBERS, grid_of, inner_words, working_bytes
 from einmpi.planner.memory import (
     MESSAGE_BUFFER_BYTES,
     Cuts,
@@ -27,8 +27,6 @@ from einmpi.planner.memory import (
 )
 from einmpi.planner.moving.halo import is_inside
 from einmpi.planner.moving.halo_words import most_needed
-
-PANELS = 1  # of rows, and of columns, that are there at once
 
 
 def bytes_at_vertices(
@@ -160,16 +158,17 @@ class _Memory:
 
     def _bytes_on_grid(self, vertex: Vertex) -> int:
         """Return the bytes of panels and their messages, if many ranks share one matrix."""
-        if inner_words(self.cut.graph, vertex) is None:
+        inner = inner_words(self.cut.graph, vertex)
+        if inner is None:
             return 0
         grid = grid_of(self.cut, vertex)
         shares = [
             longest_share(grid.mesh, side, axes)
             for side, axes in zip(grid.sides, grid.axes, strict=True)
         ]
-        panel = grid.widest * np.dtype(vertex.dtype).itemsize
-        working = PANELS * panel * (sum(shares) + grid.widest) + STATUS_BYTES * grid.mesh.ranks
-        return working + self._buffers(panel * max(shares))
+        longest = max(*shares, inner.right, grid.ranks[0] * (grid.widest + NUMBERS))
+        buffers = self._buffers(grid.widest * longest * inner.itemsize)
+        return working_bytes(inner, grid, shares) + buffers
 
     def _bytes_made(self, vertex: Vertex) -> int:
         """Return the bytes of a result where it is computed."""

@@ -42,8 +42,11 @@ def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
 def output_symbols(vertex: Vertex) -> tuple[int, ...]:
     """Return, for each label and R, the result's dimension; ndim + 1 (P) for partial results."""
     ndim = len(vertex.bound)
-    labels = vertex.computed_einsum.labels
-    return (*(vertex.dimension_made.get(label, ndim + 1) for label in labels), ndim)
+    found = []
+    for label in vertex.computed_einsum.labels:
+        without = ndim + 1 if label in vertex.partial_labels else ndim
+        found.append(vertex.dimension_made.get(label, without))
+    return (*found, ndim)
 
 
 def tensor_symbols(ndim: int) -> tuple[int, ...]:

@@ -396,6 +396,8 @@ class Transfer(TensorStep):
     # Halo buffers, if the block stays where it is: for each member, the slot of its message.
     arriving: tuple[Slot | None, ...] = ()
     number: int = -1  # among the steps as they were lowered
+    # The rows that each member sends in fact, where the values decide: all together are as many.
+    counts: Slot | None = None
 
     @property
     def kind(self) -> str:
@@ -404,7 +406,8 @@ class Transfer(TensorStep):
     @property
     def reads(self) -> Slots:
         is_added = self.aggregation is not None and self.source != self.target
-        return (self.source, self.target) if is_added else (self.source,)
+        counts = () if self.counts is None else (self.counts,)
+        return (self.source, self.target) if is_added else (self.source, *counts)
 
     @property
     def writes(self) -> Slots:

@@ -7,14 +7,18 @@ from functools import partial
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
+from einmpi.schedule.panels import elimination
 from einmpi.schedule.panels.grid import GridSteps, Piece
-from einmpi.schedule.panels.triangles import cholesky, solve
+from einmpi.schedule.panels.triangles import cholesky, triangular
 from einmpi.schedule.steps import Step
 
 FUNCTIONS: Mapping[str, Callable[[GridSteps, Piece, Sequence[Piece]], None]] = {
     "cholesky": cholesky,
-    "solve_lower": partial(solve, True),
-    "solve_upper": partial(solve, False),
+    "inv": elimination.solve,
+    "lu_diagonal": elimination.diagonal,
+    "solve": elimination.solve,
+    "solve_lower": partial(triangular, "solve_lower"),
+    "solve_upper": partial(triangular, "solve_upper"),
 }
 
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import einsum_over
+from einmpi.graph.matrices import COLUMNS
 from einmpi.graph.scalar import Arg, Call
 from einmpi.planner.grids import Panel, grid_of
 from einmpi.planner.plan import Plan
@@ -24,17 +26,17 @@ from einmpi.schedule.regions import (
     locate,
     one_run,
     share,
-    whole,
 )
 from einmpi.schedule.steps import Step, Transfer
-from einmpi.schedule.transfers import Regions
+from einmpi.schedule.transfers import Moves, Regions
 
-ROW, COLUMN = 0, 1  # dimensions of a matrix, and of the grid
+ROW, COLUMN, ALL = 0, 1, 2  # of the grid: which ranks send each other something
+EMPTY: Region = ((), ())
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A slot with some elements of a matrix, or of a panel: the indices of both dimensions."""
+    """A slot with some elements of a matrix, or of a panel: the indices of its dimensions."""
 
     slot: Slot
     region: Region
@@ -56,40 +58,55 @@ class GridSteps:
     def __post_init__(self) -> None:
         self.mesh = self.plan.mesh
         self.grid = grid_of(self.plan, self.vertex)
-        self.place = [group_of(self.mesh, axes, self.rank)[1] for axes in self.grid.axes]
         self.panels = self.grid.panels
-        self.runs = [self.runs_of(dimension, self.rank) for dimension in (ROW, COLUMN)]
+        self.is_narrow = self.vertex.computed_einsum.output[:1] == (COLUMNS,)
+        rows, columns = self.grid.axes
+        # Ranks in a row of the grid differ on the axes that cut columns.
+        self.axes = columns, rows, tuple(range(len(self.mesh.factors)))
+        self.rows, self.columns = self.runs(ROW, self.rank), self.runs(COLUMN, self.rank)
+        self.status = self.piece("status", (one_run(0, 1),), dtype="float64")
+        self.compute("begin", self.status)
 
-    def runs_of(self, dimension: int, rank: int) -> Runs:
+    def runs(self, dimension: int, rank: int) -> Runs:
         """Return the indices of the rows or columns of the matrix that a rank has."""
         digits = self.mesh.digits(rank)
         cuts = tuple((axis, digits[axis]) for axis in self.grid.axes[dimension])
         return share(self.mesh, self.grid.sides[dimension], cuts)
 
-    def has(self, panel: Panel, dimension: int) -> bool:
-        """Return whether a panel's diagonal is in the row, or column, of the grid of the rank."""
-        return self.place[dimension] == (panel.column if dimension else panel.row)
+    def number(self, among: int, rank: int) -> int:
+        """Return the number of a rank among those in its row, or column, of the grid."""
+        return group_of(self.mesh, self.axes[among], rank)[1]
+
+    def is_in(self, panel: Panel, among: int) -> bool:
+        """Return whether the rank is in the row, or column, of the grid with a panel's diagonal."""
+        row, column = self.number(COLUMN, self.rank), self.number(ROW, self.rank)
+        return row == panel.row if among == ROW else column == panel.column
 
     # ---- steps ----------------------------------------------------------------------------------
 
-    def piece(self, role: str, region: Region, most: Sequence[int], dtype: str = "") -> Piece:
-        """Return a new slot with room for some elements, and more: memory is used again."""
+    def piece(self, role: str, region: Region, rows: int | None = None, dtype: str = "") -> Piece:
+        """Return a new slot for some elements, with room for so many rows, if that is given."""
+        first, *others = map(length, region)
+        extents = (first if rows is None else rows, *others)
         role = f"|{role} {len(self.steps)}"
-        slot = Slot(self.vertex.name, tuple(most), dtype or self.vertex.dtype, role)
-        return Piece(slot, region)
+        return Piece(Slot(self.vertex.name, extents, dtype or self.vertex.dtype, role), region)
 
     def compute(
         self,
         part: str,
         target: Piece,
-        written: Region,
-        *operands: tuple[Piece, Region],
+        written: Region | None = None,
+        *operands: Piece | tuple[Piece, Region],
         inner: int = 1,
-        index: tuple[tuple[str, Runs], ...] = (),
+        index: Sequence[Runs] = (),
     ) -> None:
-        """Add a kernel that changes a region of a slot; `inner` is the length of its sums."""
-        boxes = [piece.box(region) for piece, region in operands]
-        boxes.append(target.box(written))
+        """Add a kernel that changes a region of a slot; `inner` is the length of its sums.
+
+        `index` are indices that the kernel has to know.
+        """
+        written = target.region if written is None else written
+        read = [each if isinstance(each, tuple) else (each, each.region) for each in operands]
+        boxes = [piece.box(region) for piece, region in read]
         rows, columns = (*map(length, written), 1)[:2]
         einsum = einsum_over(
             ("i", "j"),
@@ -99,34 +116,34 @@ class GridSteps:
             ("k",),
             {"i": rows, "j": columns, "k": inner},
         )
-        slots = tuple(piece.slot for piece, _ in operands)
         kernel = Kernel(
             self.vertex.name,
             target.slot,
-            slots,
+            tuple(piece.slot for piece, _ in read),
             einsum,
-            index,
+            tuple((str(number), runs) for number, runs in enumerate(index)),
             (),
             self.vertex.located_name,
             part,
-            tuple(boxes),
+            (*boxes, target.box(written)),
         )
         self.steps.append(Compute((kernel,)))
 
     def send(
         self,
-        dimension: int,
+        among: int,
         source: Piece,
         target: Piece,
         held: Callable[[int], Region | None],
         wanted: Region | None,
+        counts: Slot | None = None,
     ) -> None:
-        """Add a transfer among the ranks of a row, or column, of the grid, who all want the same.
+        """Add a transfer among ranks that all want the same; None: the rank is not among them.
 
-        `held` returns what a rank has of it.
+        `held` returns what a rank has of it. If there are `counts`, the values say how many rows
+        each rank has in fact; all of them together are as many.
         """
-        axes = self.grid.axes[1 - dimension] if wanted is not None else ()
-        members, me = group_of(self.mesh, axes, self.rank)
+        members, me = group_of(self.mesh, self.axes[among] if wanted else (), self.rank)
         sends: list[Region | None] = [None] * members.count
         receives: list[Region | None] = [None] * members.count
         if wanted is not None:
@@ -135,83 +152,82 @@ class GridSteps:
             for number, rank in enumerate(members):
                 theirs = _common(held(rank), wanted)
                 receives[number] = theirs and target.box(theirs)
-        count = 0 if wanted is None else elements(wanted)
         listed = Regions.listed(sends), Regions.listed(receives)
-        moves = moves_of(members, me, *listed, same_to_all=True, max_elements=count)
-        self.steps.append(
-            Transfer(self.vertex.name, source.slot, target.slot, moves, self.plan.stage)
-        )
+        most = 0 if wanted is None else elements(wanted)
+        moves = moves_of(members, me, *listed, same_to_all=True, max_elements=most)
+        self._transfer(source, target, moves, counts=counts)
 
-    def held_by(self, dimension: int, number: int, region: Region, rank: int) -> Region | None:
-        """Return a region for the rank in a row, or column, of the grid with this number."""
-        axes = self.grid.axes[1 - dimension]
-        return region if group_of(self.mesh, axes, rank)[1] == number else None
+    def reduce(self, among: int, owner: int, piece: Piece, is_in: bool, by: str = "sum") -> None:
+        """Add a transfer by which one of some ranks gets what all have, aggregated."""
+        members, me = group_of(self.mesh, self.axes[among] if is_in else (), self.rank)
+        pieces: list[Region | None] = [None] * members.count
+        if is_in:
+            pieces[owner] = piece.box(piece.region)
+        received = Regions.same(members.count, pieces[me])
+        most = elements(piece.region)
+        moves = moves_of(members, me, Regions.listed(pieces), received, False, most)
+        self._transfer(piece, piece, moves, aggregation=by)
 
-    def below(self, panel: Panel, rank: int) -> Region:
-        """Return what a rank has of a panel, in its rows below the diagonal."""
-        return below(self.runs_of(ROW, rank), panel.stop), one_run(panel.start, panel.stop)
+    def _transfer(self, source: Piece, target: Piece, moves: Moves, **options: Any) -> None:
+        name, stage = self.vertex.name, self.plan.stage
+        self.steps.append(Transfer(name, source.slot, target.slot, moves, stage, **options))
 
-    def diagonal(self, dimension: int, panel: Panel, source: Piece) -> tuple[Piece, Region]:
-        """Send the diagonal block of a panel to the ranks in its row, or column, of the grid.
-
-        Return where it is there, and what of it: nothing on other ranks.
-        """
-        block = one_run(panel.start, panel.stop)
-        target = self.piece("diagonal", (block, block), (panel.width, panel.width))
-        is_there = self.has(panel, dimension)
-        owner = panel.row if dimension else panel.column
-        held = partial(self.held_by, dimension, owner, target.region)
-        self.send(dimension, source, target, held, target.region if is_there else None)
-        return target, target.region if is_there else EMPTY
+    def held_by(self, among: int, owner: int, region: Region, rank: int) -> Region | None:
+        """Return a region for the rank with this number among others."""
+        return region if self.number(among, rank) == owner else None
 
     def spread(
-        self, dimension: int, owner: int, source: Piece, role: str, region: Region, rows: int
+        self, among: int, owner: int, source: Piece, role: str, region: Region, rows: int
     ) -> Piece:
         """Send what one rank of a row, or column, of the grid has to all of it.
 
         Return where it is then: where it was, if no other rank is there; else in a slot with so
         many rows.
         """
-        if self.grid.ranks[1 - dimension] == 1:
+        if group_of(self.mesh, self.axes[among], self.rank)[0].count == 1:
             return source
-        target = self.piece(role, region, (rows, *map(length, region[1:])))
-        held = partial(self.held_by, dimension, owner, region)
-        self.send(dimension, source, target, held, region)
+        target = self.piece(role, region, rows)
+        self.send(among, source, target, partial(self.held_by, among, owner, region), region)
         return target
 
-    def status(self) -> Piece:
-        """Return a slot for the first place at which a panel cannot be computed."""
-        ranks = self.grid.ranks[1]
-        piece = Piece(Slot(self.vertex.name, (ranks,), "float64", "|status"), (whole(ranks),))
-        self.compute("begin", piece, piece.region)
-        return piece
+    def diagonal(self, among: int, panel: Panel, source: Piece) -> tuple[Piece, Region]:
+        """Send the diagonal block of a panel to the ranks in its row, or column, of the grid.
 
-    def note(self, part: str, status: Piece, panel: Panel, diagonal: tuple[Piece, Region]) -> None:
+        Return where it is there, and what of it: nothing on other ranks.
+        """
+        block = one_run(panel.start, panel.stop)
+        target = self.piece("diagonal", (block, block))
+        is_in = self.is_in(panel, among)
+        owner = panel.row if among == COLUMN else panel.column
+        held = partial(self.held_by, among, owner, target.region)
+        self.send(among, source, target, held, target.region if is_in else None)
+        return target, target.region if is_in else EMPTY
+
+    # ---- errors ---------------------------------------------------------------------------------
+
+    def note(self, part: str, panel: Panel, diagonal: tuple[Piece, Region]) -> None:
         """Note the first place at which the diagonal block of a panel is wrong."""
-        index = (("i", one_run(panel.start, panel.stop)),)
-        self.compute(part, status, self.own_status(self.rank), diagonal, index=index)
+        index = [one_run(panel.start, panel.stop)]
+        self.compute(part, self.status, None, diagonal, index=index)
 
-    def own_status(self, rank: int) -> Region:
-        """Return where a rank notes what is wrong."""
-        place = group_of(self.mesh, self.grid.axes[COLUMN], rank)[1]
-        return (one_run(place, place + 1),)
-
-    def check(self, part: str, status: Piece) -> None:
-        """Tell all ranks in a row of the grid what has been noted; raise an error if any has."""
-        self.send(ROW, status, status, self.own_status, status.region)
-        self.compute(part, status, status.region)
-
-
-EMPTY: Region = ((), ())
+    def check(self, part: str) -> None:
+        """Tell all ranks what has been noted, and raise an error on all if there is anything."""
+        self.reduce(ALL, 0, self.status, True, by="min")
+        region = self.status.region
+        self.send(ALL, self.status, self.status, partial(self.held_by, ALL, 0, region), region)
+        self.compute(part, self.status)
 
 
 def _common(held: Region | None, wanted: Region) -> Region | None:
-    if held is None:
-        return None
-    both = tuple(map(intersect, held, wanted))
-    return both if elements(both) else None
+    both = () if held is None else tuple(map(intersect, held, wanted))
+    return both if both and elements(both) else None
 
 
 def below(runs: Runs, start: int) -> Runs:
     """Return the indices from `start` on."""
     return intersect(runs, one_run(start, runs[-1][1] if runs else 0))
+
+
+def above(runs: Runs, stop: int) -> Runs:
+    """Return the indices before `stop`."""
+    return intersect(runs, one_run(0, stop))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from einmpi.graph.matrices import not_definite, singular
+from einmpi.kernels.cpu.panels import pivoting
+from einmpi.kernels.cpu.panels.lapack import blas, lapack
 from einmpi.kernels.cpu.product_updates import subtract_product
 from einmpi.kernels.operands import Array
 from einmpi.kernels.prepared import PreparedCall
@@ -44,17 +46,11 @@ def _slices(box: Region) -> tuple[slice, ...]:
     return tuple(slice(runs[0][0], runs[-1][1]) if runs else slice(0) for runs in box)
 
 
-def _lapack(name: str, like: Array) -> Any:
-    from scipy.linalg import lapack
-
-    return lapack.get_lapack_funcs((name,), (like,))[0]
-
-
 # ---- status --------------------------------------------------------------------------------------
 
 
-def _begin(out: Array) -> None:
-    out[...] = np.inf
+def _fill(value: float, out: Array) -> None:
+    out[...] = value
 
 
 def _note(is_wrong: Callable[[Array], Array], places: Array, diagonal: Array, out: Array) -> None:
@@ -85,7 +81,7 @@ def _lower(rows: Array, columns: Array, out: Array) -> None:
 
 def _factor(out: Array) -> None:
     """Replace a block by its Cholesky factor; where there is none, by what is not a number."""
-    factor, order = _lapack("potrf", out)(out, lower=1, clean=1)
+    factor, order = lapack("potrf", out)(out, lower=1, clean=1)
     if order:
         factor[order - 1 :, order - 1 :] = np.nan
     out[...] = np.tril(factor)
@@ -93,19 +89,21 @@ def _factor(out: Array) -> None:
 
 def _divide(diagonal: Array, out: Array) -> None:
     """Multiply rows by the inverse of the conjugate transpose of a triangular block."""
-    from scipy.linalg import blas
+    right = np.asfortranarray(out)
+    options = {"side": 1, "lower": 1, "trans_a": 2, "overwrite_b": 1}
+    out[...] = blas("trsm", out)(1.0, diagonal, right, **options)
 
-    (trsm,) = blas.get_blas_funcs(("trsm",), (out,))
-    out[...] = trsm(1.0, diagonal, np.asfortranarray(out), side=1, lower=1, trans_a=2)
 
-
-def _solve(lower: int, diagonal: Array, out: Array) -> None:
-    """Multiply by the inverse of a triangular block."""
-    from scipy.linalg import blas
-
+def _solve(lower: int, diagonal: Array, *arrays: Array) -> None:
+    """Multiply the right-hand side, without what is known of it, by the inverse of a block."""
+    *others, out = arrays
     if np.diagonal(diagonal).all():
-        (trsm,) = blas.get_blas_funcs(("trsm",), (out,))
-        out[...] = trsm(1.0, diagonal, out, lower=lower)
+        right = np.subtract(*others) if others else out
+        out[...] = blas("trsm", out)(1.0, diagonal, right, lower=lower)
+
+
+def _product(left: Array, right: Array, out: Array) -> None:
+    out[...] = left @ right if left.size else 0
 
 
 def _update(left: Array, right: Array, out: Array) -> None:
@@ -123,15 +121,18 @@ def _update_lower(rows: Array, columns: Array, left: Array, right: Array, out: A
 
 
 PARTS: Mapping[str, Part] = {
-    "begin": _begin,
+    **pivoting.PARTS,
+    "begin": partial(_fill, np.inf),
     "check_definite": partial(_check, lambda place: not_definite(place + 1)),
     "check_singular": partial(_check, singular),
+    "clear": partial(_fill, 0),
     "copy": _copy,
     "divide": _divide,
     "factor": _factor,
     "lower": _lower,
     "note_nan": partial(_note, np.isnan),
     "note_zero": partial(_note, np.logical_not),
+    "product": _product,
     "solve_lower": partial(_solve, 1),
     "solve_upper": partial(_solve, 0),
     "update": _update,
