@@ -166,6 +166,16 @@ def _lu_diagonal(matrices: Matrices) -> Matrices:
     return found
 
 
+def _lstsq(matrices: Matrices, sides: Matrices) -> Matrices:
+    stack = np.broadcast_shapes(matrices.shape[:-2], sides.shape[:-2])
+    matrices = np.broadcast_to(matrices, (*stack, *matrices.shape[-2:]))
+    sides = np.broadcast_to(sides, (*stack, *sides.shape[-2:]))
+    found = np.empty((*stack, matrices.shape[-1], sides.shape[-1]), sides.dtype)
+    for place in np.ndindex(stack):
+        found[place] = np.linalg.lstsq(matrices[place], sides[place])[0]
+    return found
+
+
 for _record in (
     MatrixFunction(
         name="cholesky",
@@ -203,6 +213,47 @@ for _record in (
         documentation="the diagonal of the upper factor of A, the first element with the sign of "
         "the order of rows: its product is the determinant",
         on_grid=True,
+    ),
+    MatrixFunction(
+        name="qr",
+        operands=("ij",),
+        results={"q": "ik", "r": "kj"},
+        function=np.linalg.qr,
+        operations=lambda extent: 4 * extent["i"] * extent["j"] * min(extent["i"], extent["j"]),
+        documentation="Q with orthonormal columns and upper triangular R, with A = Q·R",
+        is_square=False,
+        on_grid=True,
+    ),
+    MatrixFunction(
+        name="lstsq",
+        operands=("ij", "ik"),
+        results={"": "jk"},
+        function=_lstsq,
+        operations=lambda extent: 2 * extent["i"] * extent["j"] * (extent["j"] + extent["k"]),
+        documentation="X for which A·X - B has the least Euclidean norm. The columns of a large "
+        "matrix have to be independent",
+        is_square=False,
+        on_grid=True,
+    ),
+    MatrixFunction(
+        name="eigh",
+        operands=("ij",),
+        results={"values": "j", "vectors": "ij"},
+        function=np.linalg.eigh,
+        operations=lambda extent: 9 * extent["i"] ** 3,
+        documentation="the eigenvalues of a Hermitian matrix, in rising order, and its "
+        "eigenvectors, in columns; only the lower triangle is read",
+        real=("values",),
+    ),
+    MatrixFunction(
+        name="svd",
+        operands=("ij",),
+        results={"u": "ik", "s": "k", "vh": "kj"},
+        function=lambda matrices: np.linalg.svd(matrices, full_matrices=False),
+        operations=lambda extent: 20 * extent["i"] * extent["j"] * min(extent["i"], extent["j"]),
+        documentation="U, the singular values in falling order, and Vᴴ, with A = U·diag(s)·Vᴴ",
+        is_square=False,
+        real=("s",),
     ),
     MatrixFunction(
         name="solve_lower",

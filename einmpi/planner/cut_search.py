@@ -402,5 +402,6 @@ class CutSearch:
             if kind == "tensor":
                 layouts[name] = named(found[number], range(len(self.graph[name].bound)))
             else:
-                states[name] = named(found[number], self.graph[name].computed_einsum.labels)
+                first = self.graph[self.graph[name].computed_with or name]
+                states[name] = named(found[number], first.computed_einsum.labels)
         return states, layouts

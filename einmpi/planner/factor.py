@@ -125,7 +125,7 @@ def factor(
             extents = tuple(extent for _, extent in vertex.einsum.extents)
             state = builder.variable("vertex", vertex, extents)
             builder.operations[state] += vertex.operations()
-            for operand in range(len(vertex.inputs)):
+            for operand in () if vertex.computed_with else range(len(vertex.inputs)):
                 builder.connect_operand(vertex, operand, state)
         if has_layout(graph, vertex.name, pinned):
             layout = builder.variable("tensor", vertex, vertex.bound)
@@ -183,7 +183,8 @@ class _Builder:
     def variable(self, kind: str, vertex: Vertex, extents: tuple[int, ...]) -> int:
         """Return the number of a vertex's or tensor's variable, made now if it is new."""
         if kind == "vertex":
-            model = self.tie.get(vertex.name, vertex.name)
+            name = vertex.computed_with or vertex.name
+            model = self.tie.get(name, name)
         else:
             model = self.layout_name(vertex.name)
         number = self.number.get((kind, model))
@@ -268,7 +269,8 @@ class _Builder:
         """
         if tensor.einsum is not None:
             source = self.number["vertex", tensor.name]
-            made = output_symbols(tensor)
+            first = self.graph[tensor.computed_with or tensor.name]
+            made = output_symbols(tensor, first.computed_einsum.labels)
             self.add_edge(tensor, source, target, made, target_symbols, operand, times=times)
         elif tensor.name not in self.resident:
             self.add_edge(tensor, None, target, (), target_symbols, operand)

@@ -37,9 +37,31 @@ FEW_COLUMNS = 4  # on the right of a system: fewer than its rows over this numbe
 
 
 def with_grids(graph: EinGraph, mesh: Mesh) -> EinGraph:
-    """Return a graph in which functions of large matrices have labels that a grid cuts."""
-    vertices = tuple(_on_grid(graph, vertex, mesh) for vertex in graph.vertices)
-    return graph if vertices == graph.vertices else replace(graph, vertices=vertices)
+    """Return a graph in which functions of large matrices have labels that a grid cuts.
+
+    Results of one function are computed together, as the first of them.
+    """
+    first: dict[object, str] = {}
+    vertices = []
+    for vertex in graph.vertices:
+        if vertex.einsum is not None and vertex.einsum.matrix is not None:
+            record = vertex.einsum.matrix.record
+            key = record.name, vertex.inputs, vertex.einsum.operands[0][:-2], vertex.recurrence
+            name = first.setdefault(key, vertex.name)
+            vertex = replace(
+                _on_grid(graph, vertex, mesh), computed_with="" if name == vertex.name else name
+            )
+        vertices.append(vertex)
+    return replace(graph, vertices=_together(vertices)) if first else graph
+
+
+def _together(vertices: Sequence[Vertex]) -> tuple[Vertex, ...]:
+    """Return vertices in an order in which those that are computed together come together."""
+    found = []
+    for vertex in vertices:
+        if not vertex.computed_with:
+            found += [vertex, *(each for each in vertices if each.computed_with == vertex.name)]
+    return tuple(found)
 
 
 def _on_grid(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Vertex:
@@ -47,7 +69,9 @@ def _on_grid(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Vertex:
     if einsum is None or einsum.matrix is None or not einsum.matrix.record.on_grid:
         return vertex
     is_one = len(einsum.operands[0]) == 2 and vertex.recurrence is None and mesh.ranks > 1
-    if not is_one or graph[vertex.inputs[0]].nbytes < MIN_BYTES:
+    rows, columns = graph[vertex.inputs[0]].bound[-2:]
+    is_solved = einsum.matrix.record.name != "lstsq" or rows >= columns
+    if not is_one or not is_solved or graph[vertex.inputs[0]].nbytes < MIN_BYTES:
         return vertex
     return replace(vertex, einsum=_with_grid_labels(einsum))
 
@@ -64,12 +88,14 @@ def _with_grid_labels(einsum: EinSum) -> EinSum:
     output = einsum.output
     if len(einsum.operands) > 1:
         right = labels.get("k", "")
-        if FEW_COLUMNS * extent.get(right, 0) < extent[labels["i"]]:
+        is_narrow = FEW_COLUMNS * extent.get(right, 0) < extent[labels["i"]]
+        if is_narrow or not einsum.required_matrix.record.is_square:
             output = (COLUMNS, *output[1:])
         else:
             names[right] = COLUMNS
     if len(output) > 1 and output[0] != COLUMNS:
-        output = ROWS, COLUMNS
+        has_all_rows = extent[output[0]] == extent[labels["i"]]
+        output = ROWS if has_all_rows else output[0], COLUMNS
     pairs = [*zip(output, einsum.output, strict=True)]
     pairs += [(names.get(label, label), label) for label in labels.values()]
     extents: dict[str, int] = {}
@@ -179,7 +205,9 @@ class InnerWords:
     """
 
     function: str
-    extent: int
+    results: tuple[str, ...]
+    extent: int  # rows
+    columns: int
     right: int  # columns on the right of a system
     is_narrow: bool  # those are on all ranks in a row of the grid
     itemsize: int
@@ -191,7 +219,8 @@ class InnerWords:
 
     def most(self, ranks: int) -> int:
         """Return a number of bytes that no choice exceeds."""
-        return 4 * ranks**2 * self.extent * (self.extent + self.right) * self.itemsize
+        columns = self.columns + self.right
+        return 8 * ranks**2 * (self.extent + columns) * columns * self.itemsize
 
     def about(self, parts: Any) -> Any:
         """Return about the bytes, given the parts of each symbol as arrays; R comes last.
@@ -199,7 +228,7 @@ class InnerWords:
         Grids that hardly differ are taken as equal. Of equal ones the search takes that with more
         rows, of which more ranks compute each panel.
         """
-        extent = self.extent
+        extent = min(self.extent, self.columns)
         count = -(-extent // block_on_grid(extent, int(parts[0].prod())))
         borders = [extent * k // count for k in range(count + 1)]
         panels = [Panel(start, stop, 0, 0) for start, stop in pairwise(borders)]
@@ -212,16 +241,19 @@ class InnerWords:
 def inner_words(graph: EinGraph, vertex: Vertex) -> InnerWords | None:
     """Return what a vertex moves inside of a grid; None if it is not computed on one."""
     einsum = vertex.einsum
-    if einsum is None or ROWS not in einsum.labels:
+    if einsum is None or ROWS not in einsum.labels or vertex.computed_with:
         return None
     function = einsum.required_matrix.record.name
-    rows = graph[vertex.inputs[0]].bound[0]
+    rows, columns = graph[vertex.inputs[0]].bound
     right = rows if function == "inv" else 0
     if len(vertex.inputs) > 1:
         right = prod(graph[vertex.inputs[1]].bound[1:])
+    results = [each.computed_einsum.required_matrix.name for each in graph.computed_at(vertex)]
     return InnerWords(
         function,
+        tuple(results),
         rows,
+        columns,
         right,
         einsum.output[:1] == (COLUMNS,),
         np.dtype(vertex.dtype).itemsize,
@@ -252,11 +284,37 @@ def _solve(inner: InnerWords, panel: Panel, far: Far) -> Any:
     return _elimination(inner, panel, far) + _triangular(False, inner, panel, far)
 
 
+def _qr(inner: InnerWords, panel: Panel, far: Far) -> Any:
+    left = inner.extent - panel.start
+    triangles = panel.width * far.column * (far.of_column + 1)
+
+    def reflected(columns: int) -> Any:
+        return left * far.row + 2 * far.column * (panel.width * far.of_row + columns)
+
+    words = triangles + reflected(inner.columns - panel.stop + inner.right * far.of_row)
+    if "q" in inner.results:
+        words += reflected(min(inner.extent, inner.columns))
+    if "r" in inner.results and inner.extent > inner.columns:
+        words += far.column * (inner.columns - panel.start)
+    if inner.function == "lstsq":
+        words += inner.right * (far.row + far.column)
+    return panel.width * words
+
+
 # Copies of the matrix, and of what is right of a system, that are there besides.
-COPIES = {"inv": (2, 1), "lu_diagonal": (1, 0), "solve": (2, 2)}
+COPIES = {
+    "inv": (2, 1),
+    "lstsq": (1, 1),
+    "lu_diagonal": (1, 0),
+    "qr": (1, 0),
+    "solve": (2, 2),
+}
+NEVER_FAIL = ("lu_diagonal", "qr")
 WORDS: Mapping[str, Callable[[InnerWords, Panel, Far], Any]] = {
     "inv": _solve,
+    "lstsq": _qr,
     "lu_diagonal": _elimination,
+    "qr": _qr,
     "solve": _solve,
     "cholesky": _cholesky,
     "solve_lower": partial(_triangular, True),
@@ -283,7 +341,7 @@ def words_of_plan(cut: Cuts, vertex: Vertex) -> Iterator[tuple[int, int, int]]:
         moved.append(mesh.ranks // prod(grid.ranks) * words)
         told.append(2 * far[2])  # to one rank, and back to all
     found = [(moved, inner.itemsize)]
-    if inner.function != "lu_diagonal":  # it has no errors to tell
+    if inner.function not in NEVER_FAIL:
         found.append((told, STATUS_BYTES))
     for (words, between), itemsize in found:
         yield words, between if mesh.nodes > 1 else 0, itemsize
@@ -295,6 +353,6 @@ def working_bytes(inner: InnerWords, grid: Grid, shares: Sequence[int]) -> int:
     right = inner.right if inner.is_narrow else -(-inner.right * columns // inner.extent) + BLOCK
     matrices, sides = COPIES.get(inner.function, (0, 0))
     copies = rows * (matrices * columns + sides * right)
-    proposed = (2 + grid.ranks[0]) * (grid.widest + NUMBERS)
-    panels = grid.widest * (rows + columns + right + proposed)
+    proposed = (3 + 2 * grid.ranks[0]) * (grid.widest + NUMBERS)
+    panels = grid.widest * (2 * rows + columns + right + proposed)
     return (copies + panels) * inner.itemsize + SMALL_BYTES * (inner.extent + grid.mesh.ranks)

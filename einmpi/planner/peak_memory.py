@@ -159,8 +159,9 @@ class _Memory:
     def _bytes_on_grid(self, vertex: Vertex) -> int:
         """Return the bytes of panels and their messages, if many ranks share one matrix."""
         inner = inner_words(self.cut.graph, vertex)
+        others = sum(map(self._bytes_made, self.cut.graph.computed_at(vertex)[1:]))
         if inner is None:
-            return 0
+            return others
         grid = grid_of(self.cut, vertex)
         shares = [
             longest_share(grid.mesh, side, axes)
@@ -168,7 +169,7 @@ class _Memory:
         ]
         longest = max(*shares, inner.right, grid.ranks[0] * (grid.widest + NUMBERS))
         buffers = self._buffers(grid.widest * longest * inner.itemsize)
-        return working_bytes(inner, grid, shares) + buffers
+        return others + working_bytes(inner, grid, shares) + buffers
 
     def _bytes_made(self, vertex: Vertex) -> int:
         """Return the bytes of a result where it is computed."""

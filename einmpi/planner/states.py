@@ -39,11 +39,14 @@ def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
     return (*symbols, ndim)
 
 
-def output_symbols(vertex: Vertex) -> tuple[int, ...]:
-    """Return, for each label and R, the result's dimension; ndim + 1 (P) for partial results."""
+def output_symbols(vertex: Vertex, labels: Iterable[str]) -> tuple[int, ...]:
+    """Return, for each label and R, the result's dimension; ndim + 1 (P) for partial results.
+
+    The labels are those of the variable: of the vertex that it is computed with, if there is one.
+    """
     ndim = len(vertex.bound)
     found = []
-    for label in vertex.computed_einsum.labels:
+    for label in labels:
         without = ndim + 1 if label in vertex.partial_labels else ndim
         found.append(vertex.dimension_made.get(label, without))
     return (*found, ndim)

@@ -178,7 +178,8 @@ class _Lowering:
                 if vertex is graph.members[vertex.recurrence][0]:
                     self.lower_recurrence(vertex.recurrence)
             elif vertex.computed_einsum.matrix is not None:
-                self.lower_matrix(vertex)
+                if not vertex.computed_with:
+                    self.lower_matrix(vertex)
             elif chain is None:
                 self.steps.append(Compute((self.lower_kernel(vertex),)))
                 self.complete(vertex, inside=False)
@@ -296,19 +297,24 @@ class _Lowering:
     def lower_matrix(self, vertex: Vertex) -> None:
         """Add the step that computes a function of matrices: whole ones, or one on a grid."""
         brought = self.bring_operands(vertex, fixed=True)
-        kernel = self.kernel_on(vertex, brought)
-        if ROWS not in vertex.computed_einsum.labels:
-            steps: list[Step] = [Compute((kernel,))]
-        else:
-            cuts = self.plan.wanted
-            pieces = []
-            for operand, slot in enumerate(kernel.operands):
+        vertices = self.plan.graph.computed_at(vertex)
+        kernels = [self.kernel_on(each, brought) for each in vertices]
+        results = [kernel.target for kernel in kernels]
+        steps: list[Step] = [Compute(tuple(kernels))]
+        if ROWS in vertex.computed_einsum.labels:
+            operands = []
+            for operand, slot in enumerate(kernels[0].operands):
                 tensor = self.plan.graph[vertex.inputs[operand]]
-                pieces.append(Piece(slot, self.block(tensor, cuts(vertex.name, operand))))
-            result = Piece(kernel.target, self.block(vertex, self.plan.made(vertex.name)))
-            steps = steps_on_grid(self.plan, vertex, self.rank, result, pieces)
-        self.steps.append(repeat(vertex.name, steps, 1, [kernel.target]))
-        self.complete(vertex, inside=False)
+                cuts = self.plan.wanted(vertex.name, operand)
+                operands.append(Piece(slot, self.block(tensor, cuts)))
+            pieces = {}
+            for each, slot in zip(vertices, results, strict=True):
+                name = each.computed_einsum.required_matrix.name
+                pieces[name] = Piece(slot, self.block(each, self.plan.made(each.name)))
+            steps = steps_on_grid(self.plan, vertex, self.rank, pieces, operands)
+        self.steps.append(repeat(vertex.name, steps, 1, results))
+        for each in vertices:
+            self.complete(each, inside=each is not vertices[-1])
 
     def slot_of_result(self, vertex: Vertex, cuts: Cuts, role: str = "") -> Slot:
         """Return the slot of a result; what is carried from step to step keeps its slot."""

@@ -20,11 +20,11 @@ from einmpi.schedule.regions import Region, length, one_run, whole
 def solve(grid: GridSteps, result: Piece, operands: Sequence[Piece]) -> None:
     """Eliminate in the matrix and on its right, and solve what is left."""
     matrix, *given = operands
-    right = grid.piece("right", given[0].region if given else result.region)
     if given:
-        grid.compute("copy", right, None, given[0])
+        right = grid.copy(given[0])
     else:
-        grid.compute("identity", right, index=(grid.rows, grid.columns))
+        right = grid.piece("right", result.region)
+        grid.compute("identity", right, index=right.region)
     factor = grid.piece("factor", matrix.region)
     done = grid.piece("done", right.region) if grid.is_narrow else result
     elimination = Elimination(grid, matrix, factor, (right, done))
@@ -65,8 +65,7 @@ class Elimination:
         right: tuple[Piece, Piece] | None = None,
     ) -> None:
         self.grid = grid
-        self.left = grid.piece("left", matrix.region)
-        grid.compute("copy", self.left, None, matrix)
+        self.left = grid.copy(matrix)
         # The numbers of the rows as they lie now, and then how many of them are left.
         self.order = grid.piece("order", (whole(length(grid.rows) + 1),), dtype="int64")
         grid.compute("begin_order", self.order, index=(grid.rows,))

@@ -91,6 +91,12 @@ class GridSteps:
         role = f"|{role} {len(self.steps)}"
         return Piece(Slot(self.vertex.name, extents, dtype or self.vertex.dtype, role), region)
 
+    def copy(self, given: Piece) -> Piece:
+        """Return a copy in a slot of its own."""
+        found = self.piece("copy", given.region)
+        self.compute("copy", found, None, given)
+        return found
+
     def compute(
         self,
         part: str,

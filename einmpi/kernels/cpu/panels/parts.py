@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.graph.matrices import not_definite, singular
-from einmpi.kernels.cpu.panels import pivoting
+from einmpi.kernels.cpu.panels import pivoting, reflections
 from einmpi.kernels.cpu.panels.lapack import blas, lapack
 from einmpi.kernels.cpu.product_updates import subtract_product
 from einmpi.kernels.operands import Array
@@ -122,6 +122,7 @@ def _update_lower(rows: Array, columns: Array, left: Array, right: Array, out: A
 
 PARTS: Mapping[str, Part] = {
     **pivoting.PARTS,
+    **reflections.PARTS,
     "begin": partial(_fill, np.inf),
     "check_definite": partial(_check, lambda place: not_definite(place + 1)),
     "check_singular": partial(_check, singular),
