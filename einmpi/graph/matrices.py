@@ -18,6 +18,7 @@ from einmpi.errors import OperationError
 from einmpi.graph.dtypes import DTYPES, Type
 
 Matrices = npt.NDArray[Any]  # a stack of them, or one
+LARGE_BYTES = 2**20  # of a matrix: a smaller one is whole on all ranks
 ROWS, COLUMNS = "r#", "c#"  # the labels that a grid of ranks cuts; no program has such labels
 
 

@@ -91,10 +91,9 @@ def _letters(record: MatrixFunction, operands: Sequence[Element], scope: Scope) 
     found = {"i": rows, "j": columns}
     for operand, names in zip(operands[1:], record.operands[1:], strict=True):
         own = [label for label in map(str, operand.index) if label not in stacked]
-        if rows not in own or columns in own or not 0 < len(own) <= len(names):
+        if own[:1] != [rows] or columns in own or len(own) > len(names):
             return None
-        own.remove(rows)
-        found.update(zip(names[1:], own, strict=False))
+        found.update(zip(names[1:], own[1:], strict=False))
     return {letter: (label, scope.extents[label][0]) for letter, label in found.items()}
 
 

@@ -16,6 +16,7 @@ from functools import cached_property
 from einmpi.errors import InputError, nearest_of
 from einmpi.garbage import without_garbage_search
 from einmpi.graph.matrices import MATRIX_FUNCTIONS, result_names
+from einmpi.units import counted
 
 MAX_DEPTH = 200  # levels of an expression
 MAX_STATEMENTS = 20_000  # of a program: more would take minutes to plan
@@ -224,7 +225,7 @@ def _one_by_one(source: Source, node: ast.stmt) -> list[ast.stmt]:
         ) if name in MATRIX_FUNCTIONS:
             names = result_names(MATRIX_FUNCTIONS[name])
             if len(names) != len(targets):
-                what = f"{name} has {len(names)} results"
+                what = f"{name} has {counted(len(names), 'result')}"
                 raise InputError(source.at(left), what, "a name for each of them")
             found: list[ast.stmt] = []
             for target, result in zip(targets, names, strict=True):

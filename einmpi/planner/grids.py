@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from einmpi.caches import bounded_cache
+from einmpi.graph import matrices
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum, einsum_over
 from einmpi.graph.matrices import COLUMNS, ROWS
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 
 STATUS_BYTES = 8  # of a place at which a panel cannot be computed
 SMALL_BYTES = 24  # of numbers of rows and of ranks
-MIN_BYTES = 2**20  # of a matrix: a smaller one is whole on all ranks
 NUMBERS = 2  # with a row that may have the next pivot: its own, and that of its rank
 ALIKE = 8  # grids that differ by less than this share of the elements of the matrix move as much
 FEW_COLUMNS = 4  # on the right of a system: fewer than its rows over this number
@@ -71,7 +72,7 @@ def _on_grid(graph: EinGraph, vertex: Vertex, mesh: Mesh) -> Vertex:
     is_one = len(einsum.operands[0]) == 2 and vertex.recurrence is None and mesh.ranks > 1
     rows, columns = graph[vertex.inputs[0]].bound[-2:]
     is_solved = einsum.matrix.record.name != "lstsq" or rows >= columns
-    if not is_one or not is_solved or graph[vertex.inputs[0]].nbytes < MIN_BYTES:
+    if not is_one or not is_solved or graph[vertex.inputs[0]].nbytes < matrices.LARGE_BYTES:
         return vertex
     return replace(vertex, einsum=_with_grid_labels(einsum))
 
@@ -149,7 +150,7 @@ class Grid:
         return max(panel.width for panel in self.panels)
 
 
-@lru_cache(maxsize=256)
+@bounded_cache(256)
 def _panels(grid: Grid) -> tuple[Panel, ...]:
     stretches = []
     borders = set()
@@ -351,8 +352,8 @@ def working_bytes(inner: InnerWords, grid: Grid, shares: Sequence[int]) -> int:
     """Return the bytes of panels, and of copies, that a rank has with so much of a matrix."""
     rows, columns = shares
     right = inner.right if inner.is_narrow else -(-inner.right * columns // inner.extent) + BLOCK
-    matrices, sides = COPIES.get(inner.function, (0, 0))
-    copies = rows * (matrices * columns + sides * right)
+    whole, halves = COPIES.get(inner.function, (0, 0))
+    copies = rows * (whole * columns + halves * right)
     proposed = (3 + 2 * grid.ranks[0]) * (grid.widest + NUMBERS)
     panels = grid.widest * (2 * rows + columns + right + proposed)
     return (copies + panels) * inner.itemsize + SMALL_BYTES * (inner.extent + grid.mesh.ranks)

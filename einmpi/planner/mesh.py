@@ -236,7 +236,8 @@ def _in_order(axes: int, side: Extent) -> list[int]:
     if isinstance(side, Side):
         if side.order == REVERSED:
             return in_order[::-1]
-        return in_order[side.order :] + in_order[: side.order]
+        first = max(0, side.order)
+        return in_order[first:] + in_order[:first]
     return in_order
 
 

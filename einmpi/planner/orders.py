@@ -47,7 +47,7 @@ def digit_orders(
     grid of ranks cuts. All else keeps the order of the mesh.
     """
     has_matrices = any(vertex.computed_einsum.matrix is not None for vertex in graph.computed)
-    if axes < 2 and not has_matrices:
+    if axes < 2 and not has_matrices and not any(any(each.values()) for each in fixed.values()):
         return NO_ORDERS
     classes = _Classes(graph, same)
     of_class = classes.fixed(fixed)

@@ -588,10 +588,6 @@ class Repeat(Step):
     def working_bytes(self) -> int:
         return self.most_bytes
 
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        for slot in self.results:
-            yield slot, tuple(map(whole, slot.shape))
-
     def __str__(self) -> str:
         received = f", {show_bytes(self.nbytes)} received" if self.nbytes else ""
         inside = "".join(f"\n  {step}" for step in self.steps)
