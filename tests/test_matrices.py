@@ -92,7 +92,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("ranks", range(1, 10))
 @pytest.mark.parametrize(("check", "kind"), CASES)
 def test_errors_are_those_of_rounding(check, kind, ranks):
