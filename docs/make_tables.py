@@ -9,10 +9,12 @@ from pathlib import Path
 from einmpi.files.formats import all_formats
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.matrices import MATRIX_FUNCTIONS, result_names
 from einmpi.graph.operations import OPERATIONS
 from einmpi.job.settings import BACKENDS, SETTINGS
 from einmpi.kernels.cpu.blas_library.records import BLAS_LIBRARIES
 from einmpi.language.macros import MACROS
+from einmpi.language.matrices import call_form
 from einmpi.planner.strategies import ROLES, STRATEGIES
 from einmpi.process.environment import VARIABLES
 from einmpi.training.settings import optimizers
@@ -82,6 +84,16 @@ def functions_table():
             complex_too = yes_or_no(record.takes_complex)
             rows.append([f"`{record.call_text()}`", record.documentation, complex_too])
     return markdown(["function", "meaning", "complex"], rows)
+
+
+def matrices_table():
+    rows = []
+    for record in MATRIX_FUNCTIONS.values():
+        results = ", ".join(f"`{call}`" for call in result_names(record) if call != record.name)
+        shared = yes_or_no(record.on_grid)
+        rows.append([f"`{call_form(record)}`", record.documentation, results, shared])
+    head = ["statement", "meaning", "results alone", "ranks share one matrix"]
+    return markdown(head, rows)
 
 
 def macros_table():
@@ -176,6 +188,7 @@ TABLES = {
     "operators": operators_table,
     "functions": functions_table,
     "macros": macros_table,
+    "matrices": matrices_table,
     "dtypes": dtypes_table,
     "formats": formats_table,
     "backends": backends_table,

@@ -105,6 +105,17 @@ def test_step():
     assert texts[0] == "step of a power iteration" and texts[-1] == "numpy.einsum, the same"
 
 
+def test_factorisations():
+    command = [*BENCH, "factorisations", "--size", "60", "--repeat", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    cases = [line.split()[0] for line in done.stdout.splitlines()]
+    assert cases == ["cholesky", "lu", "solve", "qr"]
+
+
 def test_arrays():
     command = [*BENCH, "arrays", "--size", "100", "--repeat", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -321,6 +321,16 @@ BENCHES = (
         plots=(Bars(("what",), "microseconds", in_order=True),),
     ),
     Bench(
+        "factorisations",
+        "factorisations",
+        "Factorisations of one matrix",
+        "On two ranks, beside scipy with two threads. " + LESS_IS_BETTER,
+        full="--size 4000",
+        quick="--size 600 --repeat 2",
+        ranks=2,
+        plots=(Bars(("case",), "ratio", is_ratio=True),),
+    ),
+    Bench(
         "arrays",
         "arrays",
         "numpy's functions on distributed arrays",

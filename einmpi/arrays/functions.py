@@ -13,6 +13,7 @@ from einmpi.arrays import (
     composed,
     elementwise,
     indexing,
+    linalg,
     products,
     reductions,
     shapes,
@@ -270,7 +271,6 @@ _BY_NAME = (
     ),
     (np, indexing, "argwhere nonzero take take_along_axis where"),
     (np, products, "dot inner outer tensordot trace vdot"),
-    (np.linalg, elementwise, "solve"),
     (np.fft, elementwise, "fftshift ifftshift"),
     (
         np,
@@ -295,10 +295,7 @@ _WRITTEN_BY_NUMPY = (
     "isposinf isreal put_along_axis resize rollaxis setxor1d split union1d unstack vsplit vstack"
 )
 _OF_DIMENSIONS = "matrix_transpose moveaxis permute_dims squeeze swapaxes transpose"
-_OF_MATRICES = (
-    "cholesky det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr "
-    "slogdet svd svdvals"
-)
+_OF_STACKS = "eigvalsh matrix_norm matrix_power matrix_rank pinv svdvals"
 _TRANSFORMS = "fft ifft rfft irfft hfft ihfft fftn ifftn rfftn irfftn fft2 ifft2 rfft2 irfft2"
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **{function: function.__wrapped__ for function in _named(np, _WRITTEN_BY_NUMPY)},
@@ -325,12 +322,13 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.diagonal: _diagonal,
     np.einsum: products.einsum_of_arrays,
     # matrices and transforms of dimensions that are whole on a rank
-    **{each: elementwise.of_matrices(each) for each in _named(np.linalg, _OF_MATRICES)},
+    **{each: elementwise.of_matrices(each) for each in _named(np.linalg, _OF_STACKS)},
+    **linalg.FUNCTIONS,
     **{each: elementwise.eigenvalues_by(each) for each in _named(np.linalg, "eig eigvals")},
     **{each: elementwise.transform_of(each) for each in _named(np.fft, _TRANSFORMS)},
     **{
         each: composed.on_every_rank(each)
-        for each in (*_named(np.linalg, "cond lstsq tensorinv tensorsolve"), np.polyfit)
+        for each in (*_named(np.linalg, "cond tensorinv tensorsolve"), np.polyfit)
     },
     # shapes
     **{each: shapes.by_dimensions(each) for each in _named(np, _OF_DIMENSIONS)},

@@ -62,19 +62,32 @@ def compiled_once(comm: Comm, key: Hashable, make_job: Callable[[], Job]) -> Pro
     return compiled
 
 
-@takes_symbols
 def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
     """Return the tensor `out` of a program. All ranks call it."""
+    return evaluate_programs(comm, [text], arrays)[0]
+
+
+@takes_symbols
+def evaluate_programs(
+    comm: Comm, texts: Sequence[str], arrays: Mapping[str, DistArray]
+) -> list[DistArray]:
+    """Return the tensor `out` of each of some statements, which are planned together.
+
+    All ranks call it.
+    """
     kinds = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
+    names = ["out"] if len(texts) == 1 else [f"out{number}" for number in range(len(texts))]
+    named = [text.replace("out", name, 1) for text, name in zip(texts, names, strict=True)]
+    text = "\n".join(named)
 
     def make_job() -> Job:
         inputs = {name: (shape, dtype) for name, shape, dtype in kinds}
-        return program_job(text, inputs, {}, "float64", ["out"])
+        return program_job(text, inputs, {}, "float64", names)
 
-    compiled = compiled_once(comm, (text, kinds), make_job)
-    result = compiled(arrays)["out"]
-    result.origin = None  # the program is not the user's
-    return result
+    found = compiled_once(comm, (text, kinds), make_job)(dict(arrays))
+    for result in found.values():
+        result.origin = None  # the program is not the user's
+    return [found[name] for name in names]
 
 
 # ---- einsums ------------------------------------------------------------------------------------

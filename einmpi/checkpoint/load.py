@@ -25,7 +25,7 @@ from einmpi.graph.rewrite import in_order, needed
 from einmpi.job.batches import MOST_STEPS
 from einmpi.job.loop import Loop
 from einmpi.planner.make_plan import MAX_RANKS
-from einmpi.planner.mesh import REVERSED, Mesh
+from einmpi.planner.mesh import Mesh
 from einmpi.process.environment import UntrustedFileError, open_own_file
 from einmpi.runtime.host_memory import ALIGNMENT
 from einmpi.schedule.layout import PARTIAL, Layout, axes_that_cut, digits_along, rank_of
@@ -413,7 +413,7 @@ def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
         if len(cuts) != len(mesh.factors):
             raise ValueError(name)
         axes = len(mesh.factors)
-        orders = [_between(each, REVERSED, axes) for each in tensor.get("orders", ())]
+        orders = [_between(each, -max(bound), axes) for each in tensor.get("orders", ())]
         if len(orders) not in (0, len(bound)):
             raise ValueError(name)
         blocks[name] = Block(name, dtype, Layout(mesh, bound, tuple(cuts), (), tuple(orders)))

@@ -15,12 +15,13 @@ from einmpi.comm.base import Comm
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset
 from einmpi.files.hdf5.datasets import find_given
+from einmpi.graph import matrices
 from einmpi.graph.dtypes import DTYPES, dtype_name
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import cupy, is_device_array
 from einmpi.kernels.reference import as_numpy, plain_array
-from einmpi.planner.mesh import Mesh
+from einmpi.planner.mesh import REVERSED, Mesh
 from einmpi.planner.orders import fixed_orders, orders_agree
 from einmpi.planner.plan import Options
 from einmpi.runtime.gpu.copies import on_host
@@ -256,6 +257,26 @@ def with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
         files=(*(name for name in options.files if name not in given_names), *loaded_ahead),
         stored={name: form for name, form in options.stored.items() if name not in given_names},
     )
+
+
+def inputs_for_grids(graph: EinGraph, given: Mapping[str, Any]) -> list[str]:
+    """Return DistArrays that plans put where functions of large matrices need them.
+
+    Ranks have blocks in turns there: these lie otherwise, and move before they are used.
+    """
+    found = []
+    for vertex in graph.computed:
+        matrix = vertex.computed_einsum.matrix
+        if matrix is None or not matrix.record.on_grid:
+            continue
+        if len(vertex.computed_einsum.operands[0]) > 2:
+            continue
+        is_large = graph[vertex.inputs[0]].nbytes >= matrices.LARGE_BYTES
+        for name in vertex.inputs if is_large else ():
+            array = given.get(name)
+            if isinstance(array, DistArray) and not any(k < REVERSED for k in array.layout.orders):
+                found.append(name)
+    return found
 
 
 def update_views(given: Mapping[str, Any]) -> None:

@@ -240,7 +240,7 @@ def _may_fail(graph: EinGraph) -> bool:
         einsum = vertex.computed_einsum
         aggregation = None if einsum.aggregation is None else AGGREGATIONS[einsum.aggregation]
         may_be_undefined = aggregation is not None and aggregation.empty is None
-        is_special = einsum.scan or einsum.pick
+        is_special = einsum.scan or einsum.pick or einsum.matrix
         if may_be_undefined or is_special or not _are_indices_known(graph, vertex):
             return True
     return False

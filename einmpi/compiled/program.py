@@ -24,6 +24,7 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.given_inputs import (
     as_plain_arrays,
     checked_inputs,
+    inputs_for_grids,
     is_array,
     kind_of,
     move_to_one_mesh,
@@ -59,7 +60,7 @@ from einmpi.runtime.actions import InputSource, RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.program import Checkpointer
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.lower import lower, result_layout
+from einmpi.schedule.lower import arrival_layout, lower, result_layout
 from einmpi.schedule.passes import fuse
 from einmpi.schedule.schedule import Schedule
 from einmpi.units import counted
@@ -523,12 +524,16 @@ class Compiled:
             require_same_arrays(self.comm, "inputs", arrays)
         # However the carried ones are given, the plan says where they go.
         carried = self.options.carry
-        others = {name: array for name, array in given.items() if name not in carried}
+        arriving = [] if self.comm.size == 1 else inputs_for_grids(self.job.graph, given)
+        placed = (*carried, *arriving)
+        others = {name: array for name, array in given.items() if name not in placed}
         mesh = self.residents.mesh if self.residents.is_shared else None
         if move_to_one_mesh(others, mesh or self.options.mesh, self.job.graph):
             given.update(others)
         kinds = tuple((name, kind_of(given[name])) for name, _ in kinds if name in others)
         plan, schedule = self.planning.ready_for(kinds)
+        for name in arriving:
+            given[name] = given[name]._in_layout(arrival_layout(plan, name))
         for name in carried:
             array = given.get(name)
             if isinstance(array, DistArray):

@@ -155,6 +155,10 @@ def on_host(job: Job, comm: Comm) -> Workplace:
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:
     """Set up the backend cupy."""
+    for vertex in job.graph.computed:
+        if vertex.computed_einsum.matrix is not None:
+            what = f"{vertex.name} is a function of matrices, which GPUs do not compute"
+            raise InputError(job.path or job.source.name, what, 'backend = "numpy"')
     from einmpi.compiled.gpu_inputs import DeviceInputs, taking_on_device
     from einmpi.runtime.gpu.backend import CupyBackend, check_gpu_memory, gpu_context
     from einmpi.runtime.gpu.graphs import GraphProgram, graphs_suit

@@ -16,6 +16,7 @@ from einmpi.gradients.contributions import (
     is_cheap,
     substituted,
 )
+from einmpi.gradients.matrices import send_through_matrices
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.derivatives.aggregations import AdjointOfAggregate
 from einmpi.graph.derivatives.simple import (
@@ -206,6 +207,9 @@ class Adjoints(AdjointTensors):
         entries = [entry for index in einsum.operands for entry in index]
         if einsum.calls() == 0 and not all(isinstance(entry, str) for entry in entries):
             return  # nothing is read, and arithmetic on labels without values cannot be solved
+        if einsum.matrix is not None:
+            send_through_matrices(self, vertex, adjoint, wanted)
+            return
         if einsum.scan is not None and einsum.aggregation is not None:
             scan_derivative = AGGREGATIONS[einsum.aggregation].scan_derivative
             if scan_derivative is not None:

@@ -129,6 +129,8 @@ def _depending_on(known: Mapping[str, Vertex], parameters: Collection[str]) -> s
 def _passed_on(vertex: Vertex) -> set[str]:
     """Return the operands of a vertex that its derivative leads to."""
     einsum = vertex.computed_einsum
+    if einsum.matrix is not None:
+        return set(vertex.inputs)
     if einsum.aggregation is not None and AGGREGATIONS[einsum.aggregation].is_flat:
         return set()
     found: set[str] = set()

@@ -101,11 +101,19 @@ class Vertex:
     known: Known | None = None  # of an input, if its elements are known
     aligned: tuple[Aligned, ...] = ()
     stored: Stored | None = field(default=None, compare=False)
+    # Another result of the same function of the same matrices, which is computed with this one.
+    computed_with: str = ""
 
     @property
     def steps(self) -> int:
         """How often it is computed."""
         return 1 if self.recurrence is None else self.recurrence.steps
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether many steps compute it, with all that they use in memory."""
+        is_of_matrices = self.einsum is not None and self.einsum.matrix is not None
+        return is_of_matrices or self.recurrence is not None
 
     def is_fixed(self, operand: Vertex) -> bool:
         """Return whether an operand is the same in all steps that compute it."""
@@ -135,6 +143,8 @@ class Vertex:
     def partial_labels(self) -> tuple[str, ...]:
         """The labels of which ranks that share them make partial results."""
         aggregated = self.computed_einsum.aggregated
+        if self.computed_einsum.matrix is not None:
+            return ()
         return tuple(label for label in aggregated if label not in self.dimension_made)
 
     @property
@@ -155,6 +165,8 @@ class Vertex:
 
     def operations(self) -> int:
         """Return the number of scalar operations that compute it."""
+        if self.computed_with:
+            return 0
         operations = self.steps * self.computed_einsum.operations()
         if self.changed is None:
             return operations
@@ -258,6 +270,18 @@ class EinGraph:
             if vertex.recurrence is not None:
                 found.setdefault(vertex.recurrence, []).append(vertex)
         return {recurrence: tuple(vertices) for recurrence, vertices in found.items()}
+
+    def computed_at(self, vertex: Vertex) -> list[Vertex]:
+        """Return a vertex and those that are computed with it."""
+        return [vertex, *self._computed_with.get(vertex.name, ())]
+
+    @cached_property
+    def _computed_with(self) -> Mapping[str, list[Vertex]]:
+        found: dict[str, list[Vertex]] = {}
+        for vertex in self.vertices:
+            if vertex.computed_with:
+                found.setdefault(vertex.computed_with, []).append(vertex)
+        return found
 
     @cached_property
     def carried(self) -> Mapping[str, str]:

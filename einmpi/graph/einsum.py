@@ -22,6 +22,7 @@ from einmpi.graph.forms.scan_blocks import (
     recognise_totals,
 )
 from einmpi.graph.index_arithmetic import arithmetic_labels, major_label
+from einmpi.graph.matrices import COLUMNS, MATRIX_RESULTS, ROWS, MatrixResult
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
     Arg,
@@ -81,8 +82,8 @@ def _text_and_precedence(node: Scalar, names: Sequence[str]) -> tuple[str, int]:
         return name, _ATOM_PRECEDENCE
     if isinstance(node, Element):
         return element_text(node.tensor, node.index, names), _ATOM_PRECEDENCE
-    operation = OPERATIONS[node.op]
-    if operation.is_function:
+    operation = OPERATIONS.get(node.op)
+    if operation is None or operation.is_function:
         arguments = ", ".join(text(arg, names) for arg in node.args)
         return f"{node.op}({arguments})", _ATOM_PRECEDENCE
     precedence = operation.precedence
@@ -157,8 +158,39 @@ class EinSum:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether nothing is aggregated."""
-        return not self.aggregated
+        """Whether nothing is aggregated, and each element is computed alone."""
+        return not self.aggregated and self.matrix is None
+
+    @cached_property
+    def matrix(self) -> MatrixResult | None:
+        """The function of matrices of which this is a result, None for all else."""
+        function = self.function
+        return MATRIX_RESULTS.get(function.op) if isinstance(function, Call) else None
+
+    @property
+    def required_matrix(self) -> MatrixResult:
+        """The function of matrices of an EinSum that has one."""
+        assert self.matrix is not None, f"{self} is no function of matrices"
+        return self.matrix
+
+    @cached_property
+    def whole_labels(self) -> tuple[str, ...]:
+        """The labels of matrices that no rank has a part of: all but those that a grid cuts."""
+        cut = (*self.operands[0][:-2], ROWS, COLUMNS) if self.matrix is not None else self.labels
+        return tuple(label for label in self.labels if label not in cut)
+
+    @cached_property
+    def matrix_labels(self) -> dict[str, str]:
+        """The labels of the dimensions of a matrix, by the letters that its function has."""
+        *_, rows, columns = map(str, self.operands[0])
+        found = dict(zip(self.required_matrix.record.operands[0], (rows, columns), strict=True))
+        stacked = self.operands[0][:-2]
+        for letters, index in zip(self.required_matrix.record.operands, self.operands, strict=True):
+            others = [entry for entry in map(str, index) if entry not in (*stacked, rows)]
+            found.update(zip(letters[1:], others, strict=False))
+        letters = self.required_matrix.letters
+        found.update(zip(letters, self.output[len(stacked) :], strict=False))
+        return found
 
     @cached_property
     def is_gathering(self) -> bool:
@@ -208,6 +240,8 @@ class EinSum:
             return self.calls()
         if self.segments is not None:
             return self._scattered_operations(self.segments)
+        if self.matrix is not None:
+            return self._matrix_operations(self.matrix)
         steps = _steps(self.function)
         if self.matches is not None:
             assert isinstance(self.function, Call)
@@ -217,6 +251,13 @@ class EinSum:
         if self.pick is not None:
             return self.calls() // max(1, self.extent[self.pick.label]) * steps
         return self.calls() * steps
+
+    def _matrix_operations(self, matrix: MatrixResult) -> int:
+        """Return the operations for all matrices of a stack."""
+        extent = self.extent
+        letters = {letter: extent[label] for letter, label in self.matrix_labels.items()}
+        stack = prod(extent[str(label)] for label in self.operands[0][:-2])
+        return stack * matrix.record.operations({"k": 1, **letters})
 
     def _scattered_operations(self, segments: Segments) -> int:
         """Return the steps of all values, one for each ⊕, and the steps of all indices."""
@@ -310,8 +351,11 @@ class EinSum:
 
     @property
     def has_special_form(self) -> bool:
-        """Whether it has kernels of its own: it scans, scatters, picks or finds values by keys."""
-        forms = self.scan, self.segments, self.pick, self.matches
+        """Whether it has kernels of its own: it scans, scatters, picks, or finds values by keys.
+
+        So does a function of matrices.
+        """
+        forms = self.scan, self.segments, self.pick, self.matches, self.matrix
         return any(form is not None for form in forms)
 
     @property
@@ -517,4 +561,6 @@ def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:
             dtype = np.dtype(infer(entry, leaf))
             if dtype.kind not in "iu":
                 raise OperationError(f"an index is {dtype.name}", "an integer")
+    if einsum.matrix is not None:
+        return einsum.matrix.record.result_type(einsum.matrix.name, types)
     return aggregate_type(einsum.aggregation, infer(einsum.function, leaf))

@@ -175,6 +175,8 @@ def _fuse_once(graph: EinGraph, strict: bool) -> EinGraph:
             is_rounded = strict and DTYPES[producer.dtype].is_half
             if is_rounded or not _may_move(producer, graph, is_only_consumer):
                 continue
+            if vertex.einsum.matrix is not None and not _is_copy(producer):
+                continue
             if consumer is None:
                 consumer = _Consumer(vertex)
             consumer.inline(producer, is_only_consumer)
@@ -192,6 +194,12 @@ def _may_move(producer: Vertex, graph: EinGraph, is_only_consumer: bool) -> bool
     return is_only_consumer or isinstance(producer.einsum.function, Arg)
 
 
+def _is_copy(vertex: Vertex) -> bool:
+    """Return whether a vertex is all of a tensor with its dimensions in the same order."""
+    einsum = vertex.computed_einsum
+    return einsum.function == Arg(0) and einsum.operands == (einsum.output,)
+
+
 def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> Vertex | None:
     """Return the producer with the order of labels and the name of a vertex that transposes it.
 
@@ -200,7 +208,7 @@ def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> 
     """
     einsum = vertex.computed_einsum
     produced = producer.einsum
-    if produced is None or graph.is_output(producer.name):
+    if produced is None or graph.is_output(producer.name) or produced.matrix is not None:
         return None
     if einsum.function != Arg(0) or not einsum.is_elementwise:
         return None

@@ -21,6 +21,7 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.recurrences import Group, in_groups, vertex_at
 from einmpi.graph.scalar import Arg, Call, labels_in
+from einmpi.kernels.matrices import results_of_matrices
 from einmpi.kernels.operands import check_index_range
 from einmpi.kernels.prepared import apply, in_float32, reduce_block
 
@@ -70,6 +71,8 @@ def _evaluate_at(
     """Return the value of an EinSum of a vertex, which an error names."""
     operands = [tensors[name] for name in inputs]
     try:
+        if einsum.matrix is not None:
+            return results_of_matrices([einsum], operands)[0].astype(vertex.dtype)
         result = _whole_scan(einsum, operands, vertex.dtype)
         if result is None:
             result = _long_product(einsum, operands, vertex.dtype)

@@ -20,9 +20,11 @@ from einmpi.graph.index_arithmetic import (
     interval_of,
     is_remainder,
 )
+from einmpi.graph.matrices import MATRIX_FUNCTIONS
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.recurrences import unclamped
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
+from einmpi.language import matrices
 from einmpi.language.expression_reader import (
     ExpressionReader,
     constant,
@@ -377,6 +379,9 @@ class Expressions(ExpressionReader):
         """Return the error for a call of something else; it knows numpy's names."""
         if name in self.known:
             return InputError(self.where(node), f"{name} is a tensor", f"{name}[labels]")
+        if name in MATRIX_FUNCTIONS:
+            what = f"{name} is no statement of its own here"
+            return InputError(self.where(node), what, matrices.call_form(MATRIX_FUNCTIONS[name]))
         what = f"unknown function {name!r}"
         last_name = name.rpartition(".")[2]  # of np.exp or torch.nn.functional.relu
         instead = WRITTEN_INSTEAD.get(last_name) or MADE_ELSEWHERE.get(last_name)

@@ -20,6 +20,7 @@ from einmpi.language.expression_reader import masked, read_aggregated
 from einmpi.language.expressions import Expressions
 from einmpi.language.indices import index_from_start
 from einmpi.language.macros import aggregation_named, called_name, is_reserved
+from einmpi.language.matrices import add_matrix_statement, is_of_matrices
 from einmpi.language.scope import Scope, bound_inside, occurrences
 from einmpi.language.symbols import SymbolTable, TypedScalar
 from einmpi.language.syntax import Declaration, Statement, entries, integer
@@ -176,6 +177,9 @@ def check_names(symbols: SymbolTable, program: Sequence[Statement]) -> None:
 
 def add_statement(symbols: SymbolTable, item: Statement) -> None:
     """Add the vertices of a statement. The tensors that it uses must be known."""
+    if is_of_matrices(item.value):
+        add_matrix_statement(symbols, item)
+        return
     item = without_slices(symbols, item)
     symbols.current = item
     scattered: dict[str, ast.expr] = {}
@@ -265,6 +269,8 @@ def round_every_step(graph: EinGraph) -> EinGraph:
 
 def _rounded_vertex(vertex: Vertex, types: list[np.dtype[np.generic]]) -> Vertex:
     einsum = vertex.computed_einsum
+    if einsum.matrix is not None:
+        return vertex
 
     def leaf(node: Scalar) -> Type:
         assert isinstance(node, Arg)

@@ -15,6 +15,8 @@ from functools import cached_property
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.garbage import without_garbage_search
+from einmpi.graph.matrices import MATRIX_FUNCTIONS, result_names
+from einmpi.units import counted
 
 MAX_DEPTH = 200  # levels of an expression
 MAX_STATEMENTS = 20_000  # of a program: more would take minutes to plan
@@ -207,7 +209,31 @@ def _too_deep_line(text: str) -> int:
 @without_garbage_search
 def statements(source: Source) -> list[Statement | Declaration]:
     """Return the statements and declarations of a program."""
-    return [_statement(source, node) for node in parse(source)]
+    found: list[Statement | Declaration] = []
+    for node in parse(source):
+        for single in _one_by_one(source, node):
+            found.append(_statement(source, single))
+    return found
+
+
+def _one_by_one(source: Source, node: ast.stmt) -> list[ast.stmt]:
+    """Return a statement for each result of a function of matrices that has several."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Tuple(elts=targets) as left],
+            value=ast.Call(func=ast.Name(id=name), args=args, keywords=[]) as value,
+        ) if name in MATRIX_FUNCTIONS:
+            names = result_names(MATRIX_FUNCTIONS[name])
+            if len(names) != len(targets):
+                what = f"{name} has {counted(len(names), 'result')}"
+                raise InputError(source.at(left), what, "a name for each of them")
+            found: list[ast.stmt] = []
+            for target, result in zip(targets, names, strict=True):
+                function = ast.copy_location(ast.Name(result, ast.Load()), value.func)
+                call = ast.copy_location(ast.Call(function, args, []), value)
+                found.append(ast.copy_location(ast.Assign([target], call), node))
+            return found
+    return [node]
 
 
 def _statement(source: Source, node: ast.stmt) -> Statement | Declaration:

@@ -82,8 +82,14 @@ class CutSearch:
             fixed = prescribed
         else:
             self.options = replace(options, placed={})
-        axes = len(self.mesh.factors)
-        return digit_orders(self.graph, axes, options.carry, fixed, options.first_axis)
+        return digit_orders(
+            self.graph,
+            len(self.mesh.factors),
+            options.carry,
+            fixed,
+            options.first_axis,
+            self.mesh.ranks,
+        )
 
     def set_up(self) -> None:
         """Make the problem. Repeated layers share variables where no search would be exact.
@@ -396,5 +402,6 @@ class CutSearch:
             if kind == "tensor":
                 layouts[name] = named(found[number], range(len(self.graph[name].bound)))
             else:
-                states[name] = named(found[number], self.graph[name].computed_einsum.labels)
+                first = self.graph[self.graph[name].computed_with or name]
+                states[name] = named(found[number], first.computed_einsum.labels)
         return states, layouts

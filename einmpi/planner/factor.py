@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.grids import InnerWords, inner_words
 from einmpi.planner.machine import BYTES, Prices
 from einmpi.planner.mesh import Extent, sides
 from einmpi.planner.moving.halo import Needed, needed_of
@@ -32,6 +33,7 @@ class Variable:
     name: str
     extents: tuple[int, ...]  # of the labels or dimensions
     orders: tuple[int, ...] = ()  # of their digits
+    inner: InnerWords | None = None  # what the vertex moves inside of itself
 
     @cached_property
     def sides(self) -> tuple[Extent, ...]:
@@ -123,7 +125,7 @@ def factor(
             extents = tuple(extent for _, extent in vertex.einsum.extents)
             state = builder.variable("vertex", vertex, extents)
             builder.operations[state] += vertex.operations()
-            for operand in range(len(vertex.inputs)):
+            for operand in () if vertex.computed_with else range(len(vertex.inputs)):
                 builder.connect_operand(vertex, operand, state)
         if has_layout(graph, vertex.name, pinned):
             layout = builder.variable("tensor", vertex, vertex.bound)
@@ -181,14 +183,16 @@ class _Builder:
     def variable(self, kind: str, vertex: Vertex, extents: tuple[int, ...]) -> int:
         """Return the number of a vertex's or tensor's variable, made now if it is new."""
         if kind == "vertex":
-            model = self.tie.get(vertex.name, vertex.name)
+            name = vertex.computed_with or vertex.name
+            model = self.tie.get(name, name)
         else:
             model = self.layout_name(vertex.name)
         number = self.number.get((kind, model))
         if number is None:
             number = len(self.variables)
             orders = self.orders.get((kind, vertex.name), ())
-            self.variables.append(Variable(kind, vertex.name, extents, orders))
+            inner = inner_words(self.graph, vertex) if kind == "vertex" else None
+            self.variables.append(Variable(kind, vertex.name, extents, orders, inner))
             self.blocks.append([])
             self.permanent.append([])
             self.operations.append(0)
@@ -265,7 +269,8 @@ class _Builder:
         """
         if tensor.einsum is not None:
             source = self.number["vertex", tensor.name]
-            made = output_symbols(tensor)
+            first = self.graph[tensor.computed_with or tensor.name]
+            made = output_symbols(tensor, first.computed_einsum.labels)
             self.add_edge(tensor, source, target, made, target_symbols, operand, times=times)
         elif tensor.name not in self.resident:
             self.add_edge(tensor, None, target, (), target_symbols, operand)

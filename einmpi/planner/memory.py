@@ -261,8 +261,9 @@ def longest_share(mesh: Mesh, side: Extent, axes: Sequence[int]) -> int:
         return extent
     window = next(group for group in mesh.windows(side) if axes[0] in group)
     if all(axis in window for axis in axes):
-        lengths = [mesh.factors[axis] for axis in window]
-        places = [window.index(axis) for axis in axes]
+        digits = mesh.places(side)
+        lengths = list(digits[window[-1]])
+        places = [len(digits[axis]) - 1 for axis in axes]
     else:
         # Several windows cut the label, along different digits of the same numbers. A block on its
         # way may also be cut twice along one digit, or along digits of other numbers.

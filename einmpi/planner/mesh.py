@@ -19,13 +19,15 @@ MOST_AXES_OF_A_TABLE = 12  # of their 4,096 sets all are looked at once
 Masks = npt.NDArray[np.int64]  # sets of axes
 
 REVERSED = -1
+WHOLE = 2**20  # no axis cuts it
 
 
 class Side(NamedTuple):
     """A label or dimension whose digits are not in the order of the mesh.
 
     Order k: axis k is the first digit, then those after it, and then the axes before it. REVERSED:
-    the last axis is the first digit.
+    the last axis is the first digit. Order -k, from -2 on: in the order of the mesh, after a first
+    digit below k that belongs to no axis. So ranks have blocks in turns, k of them: a cycle each.
     """
 
     extent: int
@@ -52,6 +54,11 @@ def shown_orders(orders: Sequence[int]) -> tuple[int, ...]:
 def length_of(extent: Extent) -> int:
     """Return the number of indices."""
     return extent.extent if isinstance(extent, Side) else extent
+
+
+def cycles_of(extent: Extent) -> int:
+    """Return how often all ranks have their turn along a label or dimension."""
+    return max(1, -extent.order) if isinstance(extent, Side) else 1
 
 
 @cache
@@ -135,7 +142,8 @@ class Mesh:
         """Return for each axis of a window the digit of a label that it slices.
 
         The digit is given by the lengths of the window's axes up to this one: index i has the digit
-        ⌊i·m/extent⌋ mod f, where m is their product, and f the last of them. So axes of different
+        ⌊i·m/extent⌋ mod f, where m is their product, and f the last of them; a digit that belongs
+        to no axis comes first. So axes of different
         windows may slice the same digit, or different digits of the same numbers. On 2·2·2 axes,
         extent 7 has the windows (0, 1) and (2,). Axis 1 slices the digit (2, 2), axes 0 and 2 slice
         (2,): axes 1 and 2 can cut a label together, and axes 0 and 2 cannot.
@@ -199,18 +207,20 @@ def members_along(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 @cache
 def _windows(factors: tuple[int, ...], side: Extent) -> tuple[tuple[int, ...], ...]:
+    if isinstance(side, Side) and side.order == WHOLE:
+        return ()
     windows: list[tuple[int, ...]] = []
     current: tuple[int, ...] = ()
-    product = 1
+    product = cycles = cycles_of(side)
     extent = length_of(side)
     for axis in _in_order(len(factors), side):
         factor = factors[axis]
-        if factor > extent:
+        if cycles * factor > extent:
             continue
         if product * factor > extent:
             windows.append(current)
             current = ()
-            product = 1
+            product = cycles
         current = (*current, axis)
         product *= factor
     if current:
@@ -226,7 +236,8 @@ def _in_order(axes: int, side: Extent) -> list[int]:
     if isinstance(side, Side):
         if side.order == REVERSED:
             return in_order[::-1]
-        return in_order[side.order :] + in_order[: side.order]
+        first = max(0, side.order)
+        return in_order[first:] + in_order[:first]
     return in_order
 
 
@@ -253,8 +264,9 @@ def _places(factors: tuple[int, ...], extent: Extent) -> dict[int, tuple[int, ..
     places = {}
     for window in _windows(factors, extent):
         lengths = [factors[axis] for axis in window]
+        first = [] if cycles_of(extent) == 1 else [cycles_of(extent)]
         for number, axis in enumerate(window, 1):
-            places[axis] = tuple(lengths[:number])
+            places[axis] = (*first, *lengths[:number])
     return places
 
 

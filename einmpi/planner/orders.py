@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels
-from einmpi.planner.mesh import REVERSED, Mesh
+from einmpi.graph.matrices import COLUMNS, ROWS
+from einmpi.planner.mesh import REVERSED, WHOLE, Mesh
 
 # ("vertex" or "tensor", name) → the order of each label or dimension: see `Side`.
 Orders = Mapping[tuple[str, str], tuple[int, ...]]
@@ -19,6 +20,10 @@ Fixed = Mapping[int, int]  # dimension → its order
 NOTHING_FIXED: Mapping[str, Fixed] = {}
 NOTHING_ALIKE: Mapping[str, str] = {}
 MOST_FIRST_AXES = 2  # to try: each is a search of its own
+
+BLOCK = 128  # columns of a panel of a large matrix, about
+LEAST_BLOCK = 32
+TURNS = 8  # of every rank along a dimension of it, if blocks are not too small then
 
 Item = TypeVar("Item")
 _Member = tuple[str, str, str | int]  # a label of a vertex, or a dimension of a tensor
@@ -30,6 +35,7 @@ def digit_orders(
     same: Mapping[str, str] = NOTHING_ALIKE,
     fixed: Mapping[str, Fixed] = NOTHING_FIXED,
     first_axis: int = 0,
+    ranks: int = 1,
 ) -> Orders:
     """Return the orders of all that is not in the order of the mesh; pure, as all ranks ask.
 
@@ -37,9 +43,11 @@ def digit_orders(
     arithmetic too, and those of tensors that have the `same` layout. Some dimensions are `fixed`,
     because a tensor lies so already. Of those with arithmetic the first begin with the `first_axis`
     of the mesh, the last with the last one, and those between them with axes in between. So
-    each can be cut into contiguous blocks by axes of its own. All else keeps the order of the mesh.
+    each can be cut into contiguous blocks by axes of its own. Ranks have blocks in turns of what a
+    grid of ranks cuts. All else keeps the order of the mesh.
     """
-    if axes < 2:
+    has_matrices = any(vertex.computed_einsum.matrix is not None for vertex in graph.computed)
+    if axes < 2 and not has_matrices and not any(any(each.values()) for each in fixed.values()):
         return NO_ORDERS
     classes = _Classes(graph, same)
     of_class = classes.fixed(fixed)
@@ -50,7 +58,11 @@ def digit_orders(
         is_last = 0 < number == len(with_arithmetic) - 1
         later = (axes - first_axis) * number // len(with_arithmetic)
         order = REVERSED if is_last else first_axis + later
-        of_class.setdefault(root, order)
+        of_class.setdefault(root, order if axes > 1 else 0)
+    for root, extent in classes.on_grids().items():
+        turns = turns_on_grid(extent, ranks)
+        of_class.setdefault(root, -turns if turns > 1 else 0)
+    of_class.update(dict.fromkeys(classes.whole, WHOLE))
     if not any(of_class.values()):
         return NO_ORDERS
     orders: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -61,6 +73,16 @@ def digit_orders(
             members = [("vertex", each.name, label) for label in each.einsum.labels]
             orders["vertex", each.name] = tuple(of_class.get(classes.root(m), 0) for m in members)
     return {name: found for name, found in orders.items() if any(found)}
+
+
+def turns_on_grid(extent: int, ranks: int) -> int:
+    """Return how often every rank has its turn along a dimension of a large matrix."""
+    return round(extent / (ranks * block_on_grid(extent, ranks)))
+
+
+def block_on_grid(extent: int, ranks: int) -> int:
+    """Return about how many columns a panel of a large matrix has."""
+    return min(BLOCK, max(LEAST_BLOCK, extent // (TURNS * ranks)))
 
 
 def other_first_axes(graph: EinGraph, mesh: Mesh) -> list[int]:
@@ -118,6 +140,8 @@ class _Classes(Classes[_Member]):
         super().__init__()
         self.arithmetic: list[_Member] = []  # labels with arithmetic, in the order of the graph
         self.has_other_forms = False  # as graphs with scans, gathers and recurrences
+        self.grids: list[tuple[_Member, int]] = []  # labels that a grid cuts, and their extents
+        self.whole: list[_Member] = []  # labels that no axis may cut
         for vertex in graph.computed:
             self._join_labels(vertex)
         for name, other in {**same, **graph.carried}.items():
@@ -140,19 +164,35 @@ class _Classes(Classes[_Member]):
             return []
         return list(dict.fromkeys(self.root(label) for label in self.arithmetic))
 
+    def on_grids(self) -> dict[_Member, int]:
+        """Return the classes of labels that a grid cuts, with their least extents."""
+        found: dict[_Member, int] = {}
+        for label, extent in self.grids:
+            root = self.root(label)
+            found[root] = min(extent, found.get(root, extent))
+        return found
+
     def _join_labels(self, vertex: Vertex) -> None:
         """Join the labels of a vertex with what they index."""
         einsum = vertex.computed_einsum
         is_special = einsum.scan is not None or einsum.segments is not None
         self.has_other_forms |= is_special or vertex.recurrence is not None
+        whole = einsum.whole_labels
+        self.whole += [("vertex", vertex.name, label) for label in whole]
+        for label, extent in einsum.extents:
+            if label in (ROWS, COLUMNS):
+                self.grids.append((("vertex", vertex.name, label), extent))
         for dimension, label in enumerate(einsum.output):
-            self.join(("tensor", vertex.name, dimension), ("vertex", vertex.name, label))
+            if label not in whole:
+                self.join(("tensor", vertex.name, dimension), ("vertex", vertex.name, label))
         for name, index in zip(vertex.inputs, einsum.operands, strict=True):
             for dimension, entry in enumerate(index):
                 labels = (entry,) if isinstance(entry, str) else arithmetic_labels(entry)
                 if labels is None:
                     self.has_other_forms = True
                 for label in labels or ():
+                    if label in whole:
+                        continue
                     self.join(("tensor", name, dimension), ("vertex", vertex.name, label))
                     if not isinstance(entry, str):
                         self.arithmetic.append(("vertex", vertex.name, label))

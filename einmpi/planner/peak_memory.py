@@ -12,12 +12,14 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.scalar import IndexEntries
 from einmpi.planner import memory
+from einmpi.planner.grids import NUMBERS, grid_of, inner_words, working_bytes
 from einmpi.planner.memory import (
     MESSAGE_BUFFER_BYTES,
     Cuts,
     bytes_of_blocked_update,
     find_sparse_update,
     is_worth_blocks,
+    longest_share,
     places_filled,
     row_bytes,
     scattered_label,
@@ -134,6 +136,7 @@ class _Memory:
             new += operands.new
             gathered += operands.gathered
             buffers = max(buffers, operands.buffers)
+            nbytes += self._bytes_on_grid(vertex)
             self.stored[name] = 0 if name in inner else self._bytes_made(vertex)
             made += self.stored[name]
         self.present += new
@@ -152,6 +155,21 @@ class _Memory:
         self.gathered_before = gathered if names[0] in self.blocked else 0
         if names[0] not in self.blocked:
             self._free_after(names)
+
+    def _bytes_on_grid(self, vertex: Vertex) -> int:
+        """Return the bytes of panels and their messages, if many ranks share one matrix."""
+        inner = inner_words(self.cut.graph, vertex)
+        others = sum(map(self._bytes_made, self.cut.graph.computed_at(vertex)[1:]))
+        if inner is None:
+            return others
+        grid = grid_of(self.cut, vertex)
+        shares = [
+            longest_share(grid.mesh, side, axes)
+            for side, axes in zip(grid.sides, grid.axes, strict=True)
+        ]
+        longest = max(*shares, inner.right, grid.ranks[0] * (grid.widest + NUMBERS))
+        buffers = self._buffers(grid.widest * longest * inner.itemsize)
+        return others + working_bytes(inner, grid, shares) + buffers
 
     def _bytes_made(self, vertex: Vertex) -> int:
         """Return the bytes of a result where it is computed."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Factored
+from einmpi.planner.grids import with_grids
 from einmpi.planner.lower_bound.pieces import CUTS_OF_MESH, Bound, known_plan
 from einmpi.planner.lower_bound.symmetric import bound_with_pairs
 from einmpi.planner.lower_bound.words import best_lower_bound
@@ -64,6 +65,8 @@ class Planning:
     tables: SharedTables = field(default_factory=SharedTables)
 
     def __post_init__(self) -> None:
+        if self.options.strategy == DEFAULT_STRATEGY:
+            self.graph = with_grids(self.graph, self.mesh)
         self.graph = with_aligned_labels(self.graph, self.mesh)
         self.searches = searches_of(self.graph, self.mesh, self.options, self.tables)
         self.search = self.searches.search
@@ -398,7 +401,7 @@ class Planning:
         overlapped = []
         for name, bill in plan.bills.items():
             nbytes = bill.nbytes if plan.uneven else bill.between
-            is_once = plan.graph[name].recurrence is None
+            is_once = not plan.graph[name].has_steps
             if is_once and nbytes // self.mesh.ranks >= overlap.PART_UNIT_BYTES:
                 overlapped.append(name)
         names = [None, *(vertex.name for vertex in plan.graph.computed)]

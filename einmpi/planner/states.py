@@ -39,11 +39,17 @@ def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
     return (*symbols, ndim)
 
 
-def output_symbols(vertex: Vertex) -> tuple[int, ...]:
-    """Return, for each label and R, the result's dimension; ndim + 1 (P) for partial results."""
+def output_symbols(vertex: Vertex, labels: Iterable[str]) -> tuple[int, ...]:
+    """Return, for each label and R, the result's dimension; ndim + 1 (P) for partial results.
+
+    The labels are those of the variable: of the vertex that it is computed with, if there is one.
+    """
     ndim = len(vertex.bound)
-    labels = vertex.computed_einsum.labels
-    return (*(vertex.dimension_made.get(label, ndim + 1) for label in labels), ndim)
+    found = []
+    for label in labels:
+        without = ndim + 1 if label in vertex.partial_labels else ndim
+        found.append(vertex.dimension_made.get(label, without))
+    return (*found, ndim)
 
 
 def tensor_symbols(ndim: int) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def compute_kernel(step: Compute, buffers: Buffers) -> None:
     operands = [buffers[slot] for slot in kernel.operands]
     target = buffers.make(kernel.target)
     backend = buffers.backend
-    if id(target) not in map(id, operands):
+    if kernel.part or id(target) not in map(id, operands):
         backend.compute_kernel(kernel, operands, target)
     elif _ask_implementations(step, _arrays_of(step, buffers), backend) is None:
         compute_in_place(kernel, operands, target, backend.to_host, backend.compute_kernel)

@@ -295,6 +295,8 @@ def transfer(step: Transfer, buffers: Buffers, comm: Comm) -> None:
 
 def _prepare(step: Transfer) -> PreparedTransfer:
     """Work out all of a transfer that is the same in every run."""
+    if step.counts is not None:
+        return partial(_gather_counted, step, step.counts)
     if step.aggregation is not None:
         return _prepare_reduce(step)
     return _prepare_halo(step) if step.arriving else _prepare_exchange(step)
@@ -333,6 +335,15 @@ def _prepare_messages(step: Transfer) -> PreparedTransfer:
             pairs.send_and_receive(to, sent, source, moves.receives[source], buffers, comm)
 
     return exchange_in_pairs
+
+
+def _gather_counted(step: Transfer, slot: Slot, buffers: Buffers, comm: Comm) -> None:
+    """Gather rows one after another, of which the members have as many as the values say."""
+    rows = buffers.backend.to_host(buffers[slot])
+    if len(step.group) > 1:
+        width = prod(step.target.shape[1:])
+        counts = [int(count) * width for count in rows.tolist()]
+        comm.allgatherv(step.group, buffers[step.target].reshape(-1)[: sum(counts)], counts)
 
 
 def _prepare_reduce(step: Transfer) -> PreparedTransfer:

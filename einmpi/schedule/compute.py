@@ -27,6 +27,7 @@ from einmpi.schedule.regions import (
     names_of,
     one_run,
     shape,
+    show_region,
     stretch,
     whole,
 )
@@ -55,6 +56,10 @@ class Kernel:
     select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
     # The vertex with its place in the program, for messages.
     located_name: str = field(default="", compare=False)
+    # A part of a function of one matrix that many ranks share: what is done, in place, to a box of
+    # the target, with a box of each operand. The boxes are regions of the slots, the target's last.
+    part: str = ""
+    boxes: tuple[Region, ...] = ()
 
     @property
     def vertex(self) -> str:
@@ -79,6 +84,9 @@ class Kernel:
 
     def assignment(self) -> str:
         """Return the text Z[8, 8] ← sum(A[i,j] * B[j,k])."""
+        if self.part:
+            shown = [self.target, *self.operands]
+            return f"{self.part} {', '.join(map(str, shown))} in {show_region(self.boxes[-1])}"
         return f"{self.target} ← {self.einsum.summary(names_of(self.operands))}"
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from einmpi.caches import bounded_cache
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Recurrence, Vertex
 from einmpi.graph.einsum import EinSum
+from einmpi.graph.matrices import ROWS
 from einmpi.graph.scalar import Arg, IndexEntries, Scalar, rebuild
 from einmpi.planner.memory import FusedChain, NumberedList
 from einmpi.planner.mesh import Extent, Mesh
@@ -20,6 +21,8 @@ from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import repeat
 from einmpi.schedule.moves import middle_layout
+from einmpi.schedule.panels.functions import steps_on_grid
+from einmpi.schedule.panels.grid import Piece
 from einmpi.schedule.passes import LOWERING_PASSES, Context, run_passes
 from einmpi.schedule.regions import (
     FINAL_LAYOUT,
@@ -65,7 +68,9 @@ def lower(plan: Plan, rank: int) -> Schedule:
         plan.digest,
         tuple(steps),
         updates=tuple(lowering.updates()),
-        may_share=not plan.overlapped and not plan.spilled and not plan.graph.members,
+        may_share=not plan.overlapped
+        and not plan.spilled
+        and not any(vertex.has_steps for vertex in plan.graph.computed),
     )
     reuses = lowering.reuses() if plan.donate else []
     schedule = run_passes(schedule, LOWERING_PASSES, Context(plan, reuses))
@@ -172,6 +177,9 @@ class _Lowering:
             if vertex.recurrence is not None:
                 if vertex is graph.members[vertex.recurrence][0]:
                     self.lower_recurrence(vertex.recurrence)
+            elif vertex.computed_einsum.matrix is not None:
+                if not vertex.computed_with:
+                    self.lower_matrix(vertex)
             elif chain is None:
                 self.steps.append(Compute((self.lower_kernel(vertex),)))
                 self.complete(vertex, inside=False)
@@ -285,6 +293,28 @@ class _Lowering:
         self.steps = outer_steps
         for vertex in members:
             self.store(vertex, inside=vertex is not members[-1])
+
+    def lower_matrix(self, vertex: Vertex) -> None:
+        """Add the step that computes a function of matrices: whole ones, or one on a grid."""
+        brought = self.bring_operands(vertex, fixed=True)
+        vertices = self.plan.graph.computed_at(vertex)
+        kernels = [self.kernel_on(each, brought) for each in vertices]
+        results = [kernel.target for kernel in kernels]
+        steps: list[Step] = [Compute(tuple(kernels))]
+        if ROWS in vertex.computed_einsum.labels:
+            operands = []
+            for operand, slot in enumerate(kernels[0].operands):
+                tensor = self.plan.graph[vertex.inputs[operand]]
+                cuts = self.plan.wanted(vertex.name, operand)
+                operands.append(Piece(slot, self.block(tensor, cuts)))
+            pieces = {}
+            for each, slot in zip(vertices, results, strict=True):
+                name = each.computed_einsum.required_matrix.name
+                pieces[name] = Piece(slot, self.block(each, self.plan.made(each.name)))
+            steps = steps_on_grid(self.plan, vertex, self.rank, pieces, operands)
+        self.steps.append(repeat(vertex.name, steps, 1, results))
+        for each in vertices:
+            self.complete(each, inside=each is not vertices[-1])
 
     def slot_of_result(self, vertex: Vertex, cuts: Cuts, role: str = "") -> Slot:
         """Return the slot of a result; what is carried from step to step keeps its slot."""

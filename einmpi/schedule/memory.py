@@ -33,17 +33,22 @@ def with_frees(steps: Sequence[Step], outer: Collection[str] = ()) -> list[Step]
     return found
 
 
-def repeat(recurrence: str, steps: Sequence[Step], times: int) -> Repeat:
-    """Return a step that does others so many times; slots of theirs alone are freed each time."""
-    outer: dict[Slot, None] = {}
-    made: set[Slot] = set()
+def repeat(
+    recurrence: str, steps: Sequence[Step], times: int, results: Sequence[Slot] = ()
+) -> Repeat:
+    """Return a step that does others so many times; slots of theirs alone are freed each time.
+
+    The `results` are made there, and stay.
+    """
+    outer: dict[Slot, None] = dict.fromkeys(results)
+    made: set[Slot] = set(results)
     for step in steps:
         outer.update(dict.fromkeys(slot for slot in step.reads if slot not in made))
         made.update(step.writes)
     freeing = tuple(with_frees(steps, names_of(outer)))
     there = dict.fromkeys(names_of(outer), 0)
     most = max(bytes_needed(freeing, in_memory_before=there), default=0)
-    return Repeat(recurrence, freeing, times, tuple(outer), most)
+    return Repeat(recurrence, freeing, times, tuple(outer), most, tuple(results))
 
 
 def with_reuses(steps: Sequence[Step], reuses: Sequence[Reuse]) -> list[Step]:

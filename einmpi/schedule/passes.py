@@ -148,6 +148,8 @@ def fuse(schedule: Schedule, plan: Plan, fusions: Fusions, overlaps: bool = True
     """Return the schedule as a backend carries it out, and steps that it repeats likewise."""
 
     def fuse_repeated(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        if any(kernel.part for step in steps for kernel in step.kernels):
+            return steps
         inside = replace(schedule, steps=steps, updates=(), lowered_steps=steps)
         context = Context(plan, (), fusions, overlaps=False, is_repeated=True)
         return run_passes(inside, FUSION_PASSES, context).steps

@@ -396,6 +396,8 @@ class Transfer(TensorStep):
     # Halo buffers, if the block stays where it is: for each member, the slot of its message.
     arriving: tuple[Slot | None, ...] = ()
     number: int = -1  # among the steps as they were lowered
+    # The rows that each member sends in fact, where the values decide: all together are as many.
+    counts: Slot | None = None
 
     @property
     def kind(self) -> str:
@@ -404,7 +406,8 @@ class Transfer(TensorStep):
     @property
     def reads(self) -> Slots:
         is_added = self.aggregation is not None and self.source != self.target
-        return (self.source, self.target) if is_added else (self.source,)
+        counts = () if self.counts is None else (self.counts,)
+        return (self.source, self.target) if is_added else (self.source, *counts)
 
     @property
     def writes(self) -> Slots:
@@ -449,6 +452,8 @@ class Transfer(TensorStep):
         if self.part is not None:
             largest = self.part.share(largest)
         itemsize = np.dtype(self.target.dtype).itemsize
+        if self.moves.same_to_all:  # of a slot with more, only a part may be sent
+            largest = min(largest, self.moves.max_elements * itemsize)
         is_packed = self.moves.fits_at_once(self.buffer_bytes // itemsize)
         if self.aggregation is None and is_packed and not self.moves.same_to_all:
             largest = max(largest, self.moves.words_sent * itemsize)
@@ -553,6 +558,7 @@ class Repeat(Step):
     # and what is carried from one time to the next, in place.
     outer: Slots
     most_bytes: int  # of other slots and of messages
+    results: Slots = ()  # those of the outer slots that are made here
 
     @property
     def vertex(self) -> str:
@@ -560,7 +566,7 @@ class Repeat(Step):
 
     @property
     def reads(self) -> Slots:
-        return self.outer
+        return tuple(slot for slot in self.outer if slot not in self.results)
 
     @property
     def writes(self) -> Slots:

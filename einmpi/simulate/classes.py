@@ -79,7 +79,9 @@ def shifts_of(plan: Plan) -> Shifts:
     """Return which digits of ranks can be shifted."""
     found = Shifts(plan.mesh)
     graph = plan.graph
-    if graph.members:  # pairs of ranks are not known as those of one transfer when it is repeated
+    if any(
+        vertex.has_steps for vertex in graph.computed
+    ):  # pairs of ranks are not known as those of one transfer when it is repeated
         found.uneven.update(range(len(plan.mesh.factors)))
     for vertex in graph.vertices:
         _look_at_moves(found, plan, vertex.name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.arrays import functions, indexing, products
+from einmpi.arrays import functions, indexing, linalg, products
 from einmpi.arrays.indexing import Group, Key
 from einmpi.comm.base import Comm
 from einmpi.graph.dtypes import DTYPES
@@ -330,9 +330,14 @@ def all_distributed(arrays: Sequence[Any]) -> list[Symbol]:
 
 def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, Any]) -> Symbol:
     """Return the tensor `out` of a statement."""
+    return evaluate_programs(comm, [text], arrays)[0]
+
+
+def evaluate_programs(comm: Comm, texts: Sequence[str], arrays: Mapping[str, Any]) -> list[Symbol]:
+    """Return the tensors of statements."""
     trace = trace_of(list(arrays.values()))
     operands = {name: symbol_of(trace, array).node for name, array in arrays.items()}
-    return trace.symbol(text, operands)
+    return [trace.symbol(text, operands) for text in texts]
 
 
 def product(where: str, subscripts: str, *operands: Any) -> Symbol:
@@ -434,7 +439,7 @@ def _sample(symbol: Symbol) -> Any:
 _CALLED_BETWEEN = {
     *functions._named(np, "sort argsort searchsorted median quantile percentile digitize isin"),
     *functions._named(np, "take_along_axis interp nanmedian nanpercentile nanquantile"),
-    *functions._named(np.linalg, f"{functions._OF_MATRICES} solve"),
+    *functions._named(np.linalg, functions._OF_STACKS),
     *functions._named(np.fft, functions._TRANSFORMS),
 }
 _DEPENDS_ON_VALUES = {
@@ -456,7 +461,7 @@ STAND_INS: dict[str, Callable[..., Any]] = {
     "rearranged": rearranged,
     "broadcast_to": broadcast_to,
     "all_distributed": all_distributed,
-    "evaluate_program": evaluate_program,
+    "evaluate_programs": evaluate_programs,
     "product": product,
     "einsum_of_arrays": einsum,
     "of_single_elements": of_single_elements,
@@ -467,7 +472,10 @@ def apply_function(
     function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]
 ) -> Any:
     """Evaluate a function of numpy on symbols."""
-    if function in _CALLED_BETWEEN:
+    is_of_matrices = function in linalg.STATEMENTS
+    if function in _CALLED_BETWEEN or (
+        is_of_matrices and not linalg.has_statement(function, arguments, options)
+    ):
         return call_between(function, tuple(arguments), options)
     if function in _DEPENDS_ON_VALUES:
         what = f"{function.__name__} has as many results as the values say"

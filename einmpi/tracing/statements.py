@@ -13,6 +13,7 @@ import numpy as np
 
 from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import element_text
+from einmpi.graph.matrices import MATRIX_RESULTS
 from einmpi.job.job import program_job
 from einmpi.language.syntax import PYTHON_PARSER, entries
 
@@ -33,6 +34,13 @@ class Definition:
     extents: Mapping[str, int]  # of labels that index an operand, or are written with an extent
     occurrences: Mapping[str, int]  # of each operand
     header: ast.expr | None = None  # of a scattered result
+
+    @property
+    def is_of_matrices(self) -> bool:
+        """Whether it is a function of whole matrices, which only names stand for."""
+        return (
+            isinstance(self.body, ast.Call) and getattr(self.body.func, "id", "") in MATRIX_RESULTS
+        )
 
     @property
     def keeps_labels(self) -> bool:
@@ -171,7 +179,8 @@ class Node:
             return True
         is_scattered = self.definition.header is not None
         keeps_labels = self.definition.keeps_labels
-        return is_scattered or keeps_labels or self.is_gradient or self.is_separate
+        must_be = is_scattered or keeps_labels or self.definition.is_of_matrices
+        return must_be or self.is_gradient or self.is_separate
 
 
 def computed(text: str, operands: Mapping[str, Node], is_gradient: bool = False) -> Node:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from einmpi.schedule.compute import Compute
 from einmpi.schedule.regions import Region, Slot, indices, names_of, packed, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, Step, Transfer, numbered
+from einmpi.schedule.steps import Load, Repeat, Step, Transfer, numbered
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
@@ -84,6 +84,9 @@ def places_filled(step: Step) -> Iterator[tuple[Slot, Region]]:
         yield step.slot, step.place
     elif isinstance(step, Compute) or (isinstance(step, Transfer) and step.arriving):
         for slot in step.writes:
+            yield slot, step.region_of(slot)
+    elif isinstance(step, Repeat):
+        for slot in step.results:
             yield slot, step.region_of(slot)
     elif isinstance(step, Transfer) and step.aggregation is None:
         if step.moves.own is not None:

@@ -50,10 +50,21 @@ def add_product(left: Array, right: Array, out: Array, alpha: float, beta: float
     call.multiply(left, right, out, alpha, beta)
 
 
-def _call(left: Array, right: Array, out: Array) -> BlasCall | None:
+def subtract_product(left: Array, right: Array, out: Array) -> None:
+    """Subtract a product of matrices from a matrix, in place."""
+    call = _call(left, right, out, out.dtype.name)
+    if call is None:
+        out -= left @ right
+        return
+    minus = np.array([-1], out.dtype)
+    one: Any = call.functions.one
+    call.multiply(left, right, out, -1.0 if out.dtype.kind == "f" else address_of(minus), one)
+
+
+def _call(left: Array, right: Array, out: Array, *dtypes: str) -> BlasCall | None:
     """Return the call for matrices that are stored like these; None if there is none."""
     library = blas_in_use().library or _numpy_blas()
-    if library is None or out.ndim != 2 or out.dtype.name not in REAL_DTYPES:
+    if library is None or out.ndim != 2 or out.dtype.name not in (dtypes or REAL_DTYPES):
         return None
     return call_for(library, left, right, out)
 

@@ -19,7 +19,7 @@ from einmpi.caches import bounded_cache
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
 from einmpi.graph.scalar import IndexEntries, Scalar, unique
-from einmpi.planner.mesh import Extent, Mesh, length_of, sides
+from einmpi.planner.mesh import Extent, Mesh, cycles_of, length_of, sides
 from einmpi.planner.moving.known_lists import (
     KnownList,
     Listed,
@@ -78,8 +78,9 @@ def share(mesh: Mesh, side: Extent, cuts: tuple[tuple[int, int], ...]) -> Runs:
         digits = tuple((axis, value) for axis, value in cuts if axis in window)
         if digits:
             # The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
-            blocks = prod(mesh.factors[axis] for axis in window)
-            first, last = _runs_of_blocks(mesh, window, digits)
+            cycles = cycles_of(side)
+            blocks = cycles * prod(mesh.factors[axis] for axis in window)
+            first, last = _runs_of_blocks(mesh, window, digits, cycles)
             starts = -(-first * extent // blocks)
             stops = -(-last * extent // blocks)
             selected = joined(zip(starts.tolist(), stops.tolist(), strict=True))
@@ -89,13 +90,13 @@ def share(mesh: Mesh, side: Extent, cuts: tuple[tuple[int, int], ...]) -> Runs:
 
 @bounded_cache(65536)
 def _runs_of_blocks(
-    mesh: Mesh, window: tuple[int, ...], digits: tuple[tuple[int, int], ...]
+    mesh: Mesh, window: tuple[int, ...], digits: tuple[tuple[int, int], ...], cycles: int
 ) -> tuple[Ints, Ints]:
     """Return the blocks with the given digits as runs: their starts and their stops."""
     digit = dict(digits)
     last = max(map(window.index, digit))  # all digits of the axes after it are selected
-    starts = np.zeros(1, np.int64)
     unit = prod(mesh.factors[axis] for axis in window)  # blocks in a row with the digits so far
+    starts = np.arange(cycles) * unit
     for axis in window[: last + 1]:
         unit //= mesh.factors[axis]
         selected = [digit[axis]] if axis in digit else range(mesh.factors[axis])
@@ -130,7 +131,7 @@ def stretches_by_digits(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> tupl
     blocks_of = {}  # axis → fine blocks that its window divides the dimension into
     borders = [np.array([0, extent])]
     for axis in axes:
-        blocks = prod(mesh.factors[other] for other in window_of[axis])
+        blocks = cycles_of(side) * prod(mesh.factors[other] for other in window_of[axis])
         blocks_of[axis] = blocks
         borders.append(-(-np.arange(blocks + 1) * extent // blocks))
     # From one border to the next, all indices have the same digits.
@@ -476,7 +477,7 @@ def borders_of_blocks(mesh: Mesh, side: Extent, axes: tuple[int, ...]) -> Ints:
     extent = length_of(side)
     blocks = 1
     for window in mesh.windows(side):
-        if axes and set(axes) == set(window[: len(axes)]):
+        if axes and set(axes) == set(window[: len(axes)]) and cycles_of(side) == 1:
             blocks = prod(mesh.factors[axis] for axis in axes)
     return -(-np.arange(blocks + 1) * extent // blocks)
 

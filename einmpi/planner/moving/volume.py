@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from einmpi.caches import bounded_cache
 from einmpi.planner.factor import Edge, Variable, factor
+from einmpi.planner.grids import words_of_plan
 from einmpi.planner.machine import ATTOSECONDS_OF_A_PICOSECOND, Prices
 from einmpi.planner.memory import Cuts
 from einmpi.planner.mesh import Extent, Mesh, sides
@@ -411,6 +412,9 @@ def bills(cut: Cuts, resident: Collection[str], prices: Prices) -> dict[str, Bil
         payer.moving_inside += edge.weight * mesh.ranks * prices.messages(inside, 1)
         payer.moving_between += edge.weight * mesh.ranks * prices.messages(1, across)
 
+    for vertex in graph.computed:
+        for words, words_between, itemsize in words_of_plan(cut, vertex):
+            found[vertex.name].add(Cost(words, 0, 0), words_between, itemsize, prices)
     if prices.machine is not None:
         for vertex in graph.computed:
             replicas = mesh.parts(cut.states[vertex.name], [None])[0]

@@ -172,14 +172,14 @@ class CutMemory:
         """Return the least memory in which a rank can carry out these cuts.
 
         Everything but resident inputs is then kept outside of memory, and each vertex is computed
-        in the smallest pieces. The steps of a recurrence have all of their tensors in memory.
+        in the smallest pieces. Those computed in steps have all of their tensors in memory.
         """
         pieces = [least_bytes_of_vertex(cut, vertex) for vertex in cut.graph.computed]
         least = with_message_buffers(self.staying(cut), max(pieces, default=0), self.mesh.ranks)
-        if not cut.graph.members:
+        if not any(vertex.has_steps for vertex in cut.graph.computed):
             return least
         for vertex, nbytes in zip(cut.graph.computed, self.at_vertices(cut)[1:], strict=True):
-            if vertex.recurrence is not None:
+            if vertex.has_steps:
                 least = max(least, nbytes)
         return least
 

@@ -104,13 +104,17 @@ def _with_updates(graph: EinGraph, constraints: Constraints) -> list[list[str]]:
     products = set(joined.values())
     groups = []
     steps: dict[Recurrence, list[str]] = {}
+    of_first: dict[str, list[str]] = {}  # vertices that are computed with one
     for vertex in graph.computed:
         if vertex.recurrence in steps:
             steps[vertex.recurrence].append(vertex.name)
+        elif vertex.computed_with:
+            of_first[vertex.computed_with].append(vertex.name)
         elif vertex.name in joined:
             groups.append([joined[vertex.name], vertex.name])
         elif vertex.name not in products:
             groups.append([vertex.name])
+            of_first[vertex.name] = groups[-1]
             if vertex.recurrence is not None:
                 steps[vertex.recurrence] = groups[-1]
     return groups

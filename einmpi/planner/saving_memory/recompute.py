@@ -132,7 +132,7 @@ class _Again:
             seen.update(missing)
             if most is not None and len(seen) > most:
                 return []
-            if any(self.graph[each].recurrence is not None for each in missing):
+            if any(self.graph[each].has_steps for each in missing):
                 return []
             if missing:
                 waiting += reversed(missing)
@@ -202,7 +202,7 @@ def _candidates(graph: EinGraph, nbytes: Mapping[str, int]) -> dict[str, _Candid
         if graph.is_output(name) or not nbytes[name] or len(reads[name]) < 2:
             continue
         readers = [graph.computed[read] for read in reads[name]]
-        if any(each.recurrence is not None for each in (vertex, *readers)):
+        if any(each.has_steps for each in (vertex, *readers)):
             continue  # all steps read it
         found[name] = _Candidate(name, number, tuple(reads[name]), nbytes[name])
     return found

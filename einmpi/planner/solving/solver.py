@@ -158,6 +158,9 @@ class Solver:
         largest = 0
         for edge in self.problem.edges:
             largest += 2 * edge.weight * ranks * edge.nbytes * dearest
+        for variable in self.problem.variables:
+            if variable.inner is not None:
+                largest += variable.inner.most(ranks) * dearest
         memory = 0
         for blocks in self.problem.blocks:
             memory += sum(nbytes for nbytes, _ in blocks)
@@ -183,7 +186,8 @@ class Solver:
         rows = [self.rows(number, move, state) for number, state in enumerate(states)]
         tables = [self.edge_table(edge, rows, move, states) for edge in self.problem.edges]
         for number, state in enumerate(states):
-            if self.price or number in self.heavy:
+            inner = self.problem.variables[number].inner
+            if self.price or number in self.heavy or inner is not None:
                 tables.append(self.own_table(number, rows[number], move, state))
         fallback = None
         if current is not None:
@@ -289,7 +293,8 @@ class Solver:
         return rows
 
     def own_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """Return the price of each choice alone: of its blocks on every rank, and of its work.
+        """Return the price of each choice alone: of its blocks on every rank, of its work, and of
+        what it moves inside of itself.
 
         Where a machine was measured, work costs the time of all operations; else the repeated ones
         have a price.
@@ -298,7 +303,8 @@ class Solver:
         operations = self.problem.operations[variable] if variable in self.heavy else 0
         rate = self.rates[variable] if self.rates else None
         work = operations, rate
-        key = ("own", self.price, blocks, work, move.staying_symbols(state), id(rows))
+        inner = self.problem.variables[variable].inner
+        key = ("own", self.price, blocks, work, inner, move.staying_symbols(state), id(rows))
         if key not in self.cache:
             parts = move.parts(rows, len(self.problem.variables[variable].extents), state)
             memory = np.zeros(len(rows), np.int64)
@@ -312,6 +318,8 @@ class Solver:
             else:
                 picoseconds = operations * rate // ATTOSECONDS_OF_A_PICOSECOND
                 costs += picoseconds // self.unit * replicas
+            if inner is not None:
+                costs += self.prices.bytes(inner.about(parts) // self.unit, 0)
             self.cache[key] = costs
         return Table((variable,), self.cache[key], self.memo.number(key))
 

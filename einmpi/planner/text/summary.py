@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.factor import Edge, Variable
+from einmpi.planner.grids import inner_words
 from einmpi.planner.moving.volume import edge_traffic, edges_of_plan
 from einmpi.planner.paper import Cost
 from einmpi.planner.plan import Plan
@@ -150,7 +151,9 @@ def in_words(plan: Plan) -> list[Note]:
         return [("cuts", "nothing: one rank does it all")]
     position = plan.graph.position
     moved = sorted(movements(plan), key=lambda move: position[move.tensor])
-    if not moved:
+    large = [each.name for each in plan.graph.computed if inner_words(plan.graph, each)]
+    panels = [f"panels of {_list(large)}"] if large else []
+    if not moved and not panels:
         nothing = "nothing: each rank has what it needs"
         return [("cuts", "; ".join(_cuts(plan))), ("sends", nothing), *_balance(plan)]
     phrases: dict[str, _Groups[_Phrase]] = {}
@@ -167,10 +170,10 @@ def in_words(plan: Plan) -> list[Note]:
     notes = []
     for keyword, parts in (
         ("cuts", _cuts(plan)),
-        ("sends", copies + halos + new_cuts),
+        ("sends", copies + halos + new_cuts + panels),
         ("ghosts", _ghosts(plan)),
         ("combines", combined),
-        ("moves most", _most(moved)),
+        ("moves most", _most(moved) if moved else []),
     ):
         if parts:
             notes.append((keyword, "; ".join(parts)))

@@ -29,6 +29,7 @@ from einmpi.runtime.backend import (
 from einmpi.runtime.cpu.kernels import (
     KernelOptions,
     chunked_fold,
+    compute_matrices,
     prepare_kernel,
     prepare_scattered_update,
     prepare_stencil,
@@ -59,6 +60,7 @@ class NumpyBackend:
         self.shared = NOTHING_SHARED
         self.resident: dict[Hashable, HostArray] = {}  # inputs are in memory of the host anyway
         self.implementations = [
+            self._by_matrices,
             self._by_row_writes,
             self._by_group,
             self._by_folds,
@@ -182,6 +184,20 @@ class NumpyBackend:
             return None
         return prepare_row_writes(kernel, operands, target, self.strict, self.repetition)
 
+    def _by_matrices(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
+        """Several results of one function of matrices."""
+        einsums = [kernel.einsum for kernel in step.kernels]
+        if len(einsums) == 1 or einsums[0].matrix is None:
+            return None
+        operands = names_of(step.kernels[0].operands)
+
+        def compute(arrays: Arrays) -> int:
+            targets = [arrays[kernel.target.name] for kernel in step.kernels]
+            compute_matrices(einsums, [arrays[name] for name in operands], *targets)
+            return 0
+
+        return compute
+
     def _by_group(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
         """Kernels that share rows, compiled, one block of rows at a time."""
         if step.tiles.kind != "cache":
@@ -191,7 +207,7 @@ class NumpyBackend:
 
     def _by_folds(self, step: Compute, arrays: Arrays) -> ComputeCall | None:
         """Aggregates of one tensor, which is read once: a chunk for each of them in turn."""
-        if step.is_plain or step.tiles.kind or step.kernels[0].einsum.is_elementwise:
+        if step.is_plain or step.tiles.kind or step.kernels[0].einsum.aggregation is None:
             return None
         shared = set.intersection(*[set(kernel.operands) for kernel in step.kernels])
         folds = []

@@ -14,6 +14,7 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.cpu.dispatch import ONCE, prepare_einsum, worth_compiling
 from einmpi.kernels.cpu.map_and_folds import ChunkedFold, MapAndFolds, MapRows
+from einmpi.kernels.cpu.panels.parts import prepare_part
 from einmpi.kernels.cpu.product_updates import number_operands
 from einmpi.kernels.cpu.row_updates import (
     ScatteredUpdate,
@@ -24,6 +25,7 @@ from einmpi.kernels.cpu.row_updates import (
 )
 from einmpi.kernels.halo_parts import HaloPart, is_exact, split_at_halos, view_operands
 from einmpi.kernels.index_sets import Part, split_index_sets
+from einmpi.kernels.matrices import results_of_matrices
 from einmpi.kernels.prepared import (
     NumpyCall,
     PreparedCall,
@@ -36,6 +38,15 @@ from einmpi.runtime.backend import PLACES, Arrays, ComputeCall, HostArray, selec
 from einmpi.schedule.blocked_updates import ScatteredRows
 from einmpi.schedule.compute import Compute, Kernel
 from einmpi.schedule.regions import Slot, indices, names_of
+
+
+def compute_matrices(
+    einsums: Sequence[EinSum], operands: Sequence[HostArray], *targets: HostArray
+) -> None:
+    """Compute results of one function of matrices, each to its target."""
+    found = results_of_matrices(einsums, operands)
+    for target, result in zip(targets, found, strict=True):
+        target[...] = result
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,10 @@ def prepare_kernel(
     kernel: Kernel, operands: Sequence[HostArray], target: HostArray, options: KernelOptions
 ) -> PreparedCall:
     """Return a kernel as a function of arrays that are stored as these are."""
+    if kernel.part:
+        return prepare_part(kernel)
+    if kernel.einsum.matrix is not None:
+        return partial(compute_matrices, (kernel.einsum,))
     dtypes = tuple([array.dtype.name for array in operands])
     calls = []
     for part in split_index_sets(kernel.einsum, kernel.index, dtypes):

@@ -1,0 +1,1 @@
+"""Panels of one matrix that many ranks share."""
