@@ -111,32 +111,6 @@ def check_contraction(cupy, subscripts, dtype, conj=False):
     )
 
 
-OWN_PRODUCTS = {  # of an array and its own transpose, and whether cuBLAS computes one triangle
-    "Z[i,k] = sum(X[i,j] * X[k,j])": True,
-    "Z[k,i] = sum(X[i,j] * X[k,j])": True,
-    "Z[i,k] = sum(X[j,i] * X[j,k])": True,
-    "Z[k,i] = sum(X[j,i] * X[j,k])": True,
-    "Z[i,k] = sum(X[i,j] * conj(X[k,j]))": False,
-}
-
-
-def check_own_product(cupy, text, dtype, rows, depth):
-    """Compare a product with numpy's: of small integers, whose sums are exact."""
-    rng = np.random.default_rng(rows)
-    x = rng.integers(-4, 5, (depth, rows) if "X[j," in text else (rows, depth)).astype(dtype)
-    if dtype.startswith("complex"):
-        x = x + 1j * x[::-1]
-    einsum = einmpi.program(text, X=x).graph["Z"].computed_einsum
-    lines = x.T if "X[j," in text else x
-    wanted = lines @ (lines.conj() if "conj" in text else lines).T
-    given, other = cupy.asarray(x), cupy.asarray(x.copy())
-    target = cupy.asarray(np.full(einsum.bound, 77, dtype))
-    for operands in ([given, given], [given, other], [other, other]):
-        target[...] = cupy.asarray(np.full(einsum.bound, 77, dtype))
-        dispatch.compute_einsum(einsum, operands, target, ())
-        np.testing.assert_array_equal(target.get(), wanted)
-
-
 DISTANCES = (  # text, dtypes of X and Y, shapes, and whether cuBLAS computes it
     ("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", ("float32", "float32"), ((20, 70), (30, 70)), True),
     (

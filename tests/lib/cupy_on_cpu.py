@@ -8,7 +8,6 @@ import ctypes
 import subprocess
 import tempfile
 import types
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -122,10 +121,8 @@ def build(code):
 
 class RawModule:
     def __init__(self, code, options):
-        in_place = "#define __restrict__\n"
-        text = code.removeprefix(in_place)
-        assert text.startswith(DEVICE)
-        self.code = HOST + (in_place if text != code else "") + text.removeprefix(DEVICE)
+        assert code.startswith(DEVICE)
+        self.code = HOST + code.removeprefix(DEVICE)
 
     def get_function(self, name):
         head = self.code.rpartition(f" {name}(")[2]
@@ -251,45 +248,12 @@ def gemm_alone(
     )
 
 
-def syrk_of(name):
-    """Stand in for ssyrk and the like, which fill the lower triangle."""
-    dtype = np.dtype(name)
-
-    def matrix(address, rows, columns, line):
-        memory = (ctypes.c_char * (((columns - 1) * line + rows) * dtype.itemsize)).from_address(
-            address
-        )
-        strides = (dtype.itemsize, line * dtype.itemsize)
-        return np.ndarray((rows, columns), dtype, memory, 0, strides)
-
-    def syrk(handle, uplo, trans, n, k, alpha, a, lda, beta, c, ldc):
-        assert uplo == 0 and beta == alpha + dtype.itemsize
-        scale, kept = np.frombuffer(
-            (ctypes.c_char * (2 * dtype.itemsize)).from_address(alpha), dtype
-        )
-        assert kept == 0
-        x = matrix(a, k, n, lda).T if trans else matrix(a, n, k, lda)
-        out = matrix(c, n, n, ldc)
-        lower = np.tril_indices(n)
-        out[lower] = (scale * (x @ x.T))[lower]
-        counts["syrk"] += 1
-
-    return syrk
-
-
-counts = Counter()  # calls of functions that only some products have
-
-
 def module():
     """Return the module that `import cupy` is to find."""
     made = types.ModuleType("cupy")
     blas = types.SimpleNamespace(
         gemmEx=gemm_alone,
         gemmStridedBatchedEx=gemm,
-        ssyrk=syrk_of("float32"),
-        dsyrk=syrk_of("float64"),
-        csyrk=syrk_of("complex64"),
-        zsyrk=syrk_of("complex128"),
         getMathMode=lambda handle: 0,
         setMathMode=lambda handle, mode: None,
     )

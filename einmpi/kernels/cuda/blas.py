@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from einmpi.caches import bounded_cache
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Index
+from einmpi.graph.scalar import Arg, Call
 from einmpi.kernels.contraction import Contraction, Labels, Strides, size_of
 from einmpi.kernels.cuda import capture, driver
 from einmpi.kernels.cuda.capture import NO_REDUCED_PRECISION_SUMS
@@ -223,10 +223,6 @@ TYPES = {
 TF32_SUMS = 77
 BLAS_CHOICE = -1  # of an algorithm
 PLAIN, TRANSPOSED, CONJUGATE_TRANSPOSED = 0, 1, 2  # what cuBLAS does to a factor
-LOWER = 0  # the triangle of a symmetric product that it fills
-SYRK = {"float32": "ssyrk", "float64": "dsyrk", "complex64": "csyrk", "complex128": "zsyrk"}
-# On an H200 syrk takes as long as gemm for 1024 rows, and a half to two thirds as long for 2048.
-MIN_ROWS_OF_SYRK = 2048
 
 Generate = Callable[[EinSum, Sequence[DeviceArray], DeviceArray], None]  # by a generated kernel
 
@@ -260,16 +256,6 @@ class _Copy:
 
 
 @dataclass(frozen=True)
-class _OwnProduct:
-    """A product of a matrix and its own transpose, of which cuBLAS computes one triangle."""
-
-    name: str  # of the function
-    # What comes before the address of the factor, between it and that of the target, and after.
-    arguments: tuple[tuple[int, ...], tuple[int, ...], int]
-    mirror: EinSum  # copies the triangle to the other one
-
-
-@dataclass(frozen=True)
 class MatrixProduct:
     """Prepared calls of cuBLAS, with copies before and after them."""
 
@@ -288,7 +274,6 @@ class MatrixProduct:
     numbers: tuple[tuple[int, ...], ...]
     offsets: Sequence[tuple[int, ...]]  # of each call, in bytes, in both factors and the output
     scales: npt.NDArray[Any]  # both scales, which have to stay in memory
-    own: _OwnProduct | None = None  # where both factors are the same array
 
     @property
     def sizes_of_copies(self) -> dict[Labels, int]:
@@ -313,14 +298,7 @@ class MatrixProduct:
             left, right = self.positions
 
             def in_place(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-                factor, other = operands[left].data.ptr, operands[right].data.ptr
-                if self.own is None or factor != other:
-                    self.multiply((factor, other, target.data.ptr))
-                    return
-                head, lines, last = self.own.arguments
-                arguments = (*head, factor, *lines, target.data.ptr, last)
-                self._call(self.own.name, [arguments])
-                generate(self.own.mirror, [target, target], target)
+                self.multiply((operands[left].data.ptr, operands[right].data.ptr, target.data.ptr))
 
             return in_place
 
@@ -347,24 +325,20 @@ class MatrixProduct:
             for array, numbers in zip(self.order, self.numbers, strict=True):
                 arguments += (addresses[array] + offsets[array], *numbers)
             calls.append(tuple(arguments))
-        self._call("gemmStridedBatchedEx" if self.is_batched else "gemmEx", calls)
-
-    def _call(self, name: str, calls: Sequence[tuple[int, ...]]) -> None:
-        """Call a function of cuBLAS with each of these arguments."""
         captured = capture.captured_blas()
         if captured is not None:
             for arguments_of_call in calls:
-                captured.call(name, arguments_of_call)
+                captured.multiply(self.is_batched, arguments_of_call)
             return
         cuda = self.cupy.cuda
         blas = cuda.cublas
         handle = cuda.device.get_cublas_handle()
         mode = blas.getMathMode(handle)
         blas.setMathMode(handle, NO_REDUCED_PRECISION_SUMS)
-        function = getattr(blas, name)
+        gemm = blas.gemmStridedBatchedEx if self.is_batched else blas.gemmEx
         try:
             for arguments_of_call in calls:
-                function(handle, *arguments_of_call)
+                gemm(handle, *arguments_of_call)
         finally:
             blas.setMathMode(handle, mode)
 
@@ -454,48 +428,7 @@ def _prepare_calls(
         numbers=tuple([tuple(matrices[number]) for number in (first, second, 2)]),
         offsets=list(_call_offsets(batches.loops[1:], strides, extent, dtype.itemsize)),
         scales=scales,
-        own=None if tf32 or add_to_target else _own_product(batches, contraction, arrays, scales),
     )
-
-
-def _own_product(
-    batches: Batches,
-    contraction: Contraction,
-    arrays: Sequence[DeviceArray],
-    scales: npt.NDArray[Any],
-) -> _OwnProduct | None:
-    """Return how to compute a product if both factors are the same array.
-
-    None if it is not symmetric then, or if the whole product takes cuBLAS no longer.
-    """
-    extent = dict(contraction.extents)
-    first, second, output = contraction.indices
-    dtype = arrays[-1].dtype
-    if dtype.name not in SYRK or size_of(batches.rows, extent) < MIN_ROWS_OF_SYRK:
-        return None
-    if any(storage.copy_order is not None for storage in batches.storages):
-        return None
-    if batches.loops or len(batches.rows) != 1 or arrays[0].strides != arrays[1].strides:
-        return None
-    swap = dict(zip(batches.rows + batches.columns, batches.columns + batches.rows, strict=True))
-    is_conjugated = dtype.kind == "c" and any(contraction.conj)
-    if is_conjugated or tuple(swap.get(label, label) for label in first) != second:
-        return None
-    left, _, target = (storage.stride for storage in batches.storages)
-    rows, depth = batches.sides[0]
-    head = (LOWER, _operation(left, rows, depth), size_of(rows, extent), size_of(depth, extent))
-    scale = scales.ctypes.data
-    lines = (_line_stride(left, rows, depth, extent), scale + scales.itemsize)
-    last = _line_stride(target, *batches.sides[2], extent)
-    # cuBLAS takes neighbours in memory as a column, and fills where columns are not before rows.
-    is_plain = _operation(target, *batches.sides[2]) == PLAIN
-    row, column = (rows if is_plain else batches.columns) + (batches.columns if is_plain else rows)
-    is_there = Call(">=", (Index(row), Index(column)))
-    mirrored = tuple(swap.get(label, label) for label in output)
-    extents = tuple((label, extent[label]) for label in output)
-    function = Call("where", (is_there, Arg(0), Arg(1)))
-    mirror = EinSum(output, (output, mirrored), function, None, (), extents)
-    return _OwnProduct(SYRK[dtype.name], ((*head, scale), lines, last), mirror)
 
 
 def _temporary_copy(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 # ---- blas ----------------------------------------------------------------------------------------
 #
@@ -24,7 +23,6 @@ _POINTER = ctypes.c_void_p
 _STRIDE = ctypes.c_longlong
 _MATRIX = (_POINTER, _INT, _INT)  # address, type, stride of lines
 _HEAD = (_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER)
-_SYRK = (_POINTER, *[_INT] * 4, *[_POINTER] * 2, _INT, *[_POINTER] * 2, _INT)
 
 
 class NotCapturable(Exception):
@@ -40,22 +38,20 @@ class CapturedBlas:
         _check(self.library.cublasCreate_v2(ctypes.byref(handle)))
         self.handle = handle
         _check(self.library.cublasSetMathMode(handle, NO_REDUCED_PRECISION_SUMS))
-        one = [*_HEAD, *_MATRIX, *_MATRIX, _POINTER, *_MATRIX, _INT, _INT]
+        self.gemm = self.library.cublasGemmEx
+        self.gemm.argtypes = [*_HEAD, *_MATRIX, *_MATRIX, _POINTER, *_MATRIX, _INT, _INT]
+        self.batched_gemm = self.library.cublasGemmStridedBatchedEx
         batched = (*_MATRIX, _STRIDE)
-        many = [*_HEAD, *batched, *batched, _POINTER, *batched, _INT, _INT, _INT]
-        # The functions by the names that CuPy has for them.
-        self.functions = {
-            "gemmEx": self._function("cublasGemmEx", one),
-            "gemmStridedBatchedEx": self._function("cublasGemmStridedBatchedEx", many),
-        }
-        for letter in "sdcz":
-            name = f"cublas{letter.upper()}syrk_v2"
-            self.functions[f"{letter}syrk"] = self._function(name, _SYRK)
-
-    def _function(self, name: str, types: Sequence[Any]) -> Any:
-        function = getattr(self.library, name)
-        function.argtypes = types
-        return function
+        self.batched_gemm.argtypes = [
+            *_HEAD,
+            *batched,
+            *batched,
+            _POINTER,
+            *batched,
+            _INT,
+            _INT,
+            _INT,
+        ]
 
     def use(self, stream: int, workspace: int, nbytes: int) -> None:
         """Let calls run on a stream, with this memory. To change the stream resets the memory."""
@@ -63,9 +59,10 @@ class CapturedBlas:
         size = ctypes.c_size_t(nbytes)
         _check(self.library.cublasSetWorkspace_v2(self.handle, _POINTER(workspace), size))
 
-    def call(self, name: str, arguments: Sequence[int]) -> None:
-        """Compute a matrix product, or a batch of them, by the function with this name."""
-        _check(self.functions[name](self.handle, *arguments))
+    def multiply(self, is_batched: bool, arguments: tuple[int, ...]) -> None:
+        """Compute a matrix product, or a batch of them."""
+        function = self.batched_gemm if is_batched else self.gemm
+        _check(function(self.handle, *arguments))
 
 
 def _check(status: int) -> None:

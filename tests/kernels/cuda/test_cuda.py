@@ -19,7 +19,6 @@ from cuda_cases import (
     CONTRACTIONS,
     DISTANCES,
     GROUPS,
-    OWN_PRODUCTS,
     SCANS,
     SCATTERED,
     WEIGHTED_DIFFERENCES,
@@ -32,7 +31,6 @@ from cuda_cases import (
     check_group,
     check_named,
     check_out_of_range,
-    check_own_product,
     check_scan,
     check_scatter,
     check_scattered_shares,
@@ -52,7 +50,7 @@ from row_write_cases import check_all_row_writes
 import einmpi
 from einmpi.kernels import reference
 from einmpi.kernels.cpu.broadcast import compute_by_broadcasting
-from einmpi.kernels.cuda import blas, dispatch, group
+from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.device_functions import COMMON
 from einmpi.kernels.cuda.nest import EXACT_OPTIONS, compile_kernel
 from einmpi.kernels.cuda.problem import Problem
@@ -106,35 +104,6 @@ def test_contractions(cupy):
         check_contraction(cupy, subscripts, "float32")
     check_contraction(cupy, "ij,jk->ik", "complex128", conj=True)
     check_contraction(cupy, "ji,jk->ik", "complex128", conj=True)
-
-
-@pytest.mark.parametrize("text", OWN_PRODUCTS)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-def test_products_with_their_own_transpose(cupy, monkeypatch, text, dtype):
-    monkeypatch.setattr(blas, "MIN_ROWS_OF_SYRK", 30)
-    cupy_on_cpu.counts.clear()
-    is_halved = OWN_PRODUCTS[text] or not dtype.startswith("complex")
-    for rows, depth in ((30, 7), (65, 40)):
-        check_own_product(cupy, text, dtype, rows, depth)
-    assert cupy_on_cpu.counts["syrk"] == (4 if is_halved else 0)
-    check_own_product(cupy, text, dtype, 29, 7)  # too small
-    assert cupy_on_cpu.counts["syrk"] == (4 if is_halved else 0)
-
-
-def test_products_that_are_not_with_their_own_transpose(cupy, monkeypatch):
-    monkeypatch.setattr(blas, "MIN_ROWS_OF_SYRK", 2)
-    cupy_on_cpu.counts.clear()
-    x = np.random.default_rng(0).standard_normal((3, 12, 12))
-    for text, wanted in (
-        ("Z[b,i,k] = sum(X[b,i,j] * X[b,k,j])", x @ x.swapaxes(1, 2)),
-        ("Z[i,k] = sum(X[b,i,j] * X[b,j,k])", (x @ x).sum(0)),
-    ):
-        einsum = einmpi.program(text, X=x).graph["Z"].computed_einsum
-        given = cupy.asarray(x)
-        target = cupy.asarray(np.empty(einsum.bound))
-        dispatch.compute_einsum(einsum, [given, given], target, ())
-        np.testing.assert_allclose(target.get(), wanted, rtol=1e-12, atol=1e-12)
-    assert not cupy_on_cpu.counts
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from cuda_cases import (
     CONTRACTIONS,
     DISTANCES,
     GROUPS,
-    OWN_PRODUCTS,
     SCANS,
     SCATTERED,
     check_alignment,
@@ -19,7 +18,6 @@ from cuda_cases import (
     check_group,
     check_named,
     check_out_of_range,
-    check_own_product,
     check_scan,
     check_scatter,
     check_scattered_shares,
@@ -77,13 +75,6 @@ def test_contractions(cupy, dtype):
         check_contraction(cupy, subscripts, dtype)
         if dtype.startswith("complex"):
             check_contraction(cupy, subscripts, dtype, conj=True)
-
-
-@pytest.mark.parametrize("text", OWN_PRODUCTS)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
-def test_products_with_their_own_transpose(cupy, text, dtype):
-    for rows, depth in ((2048, 100), (2500, 33)):
-        check_own_product(cupy, text, dtype, rows, depth)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

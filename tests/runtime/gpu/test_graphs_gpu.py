@@ -91,21 +91,6 @@ def test_every_case_again_and_again(name, monkeypatch):
             np.testing.assert_array_equal(array.gather(), expected[key])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "complex128"])
-def test_a_product_with_its_own_transpose(dtype, monkeypatch):
-    text = "A[i,j] = X[i,j] + 1; Z[i,k] = sum(A[i,j] * A[k,j]); s = sum(Z[i,k])"
-    job = einmpi.program(text, outputs=["Z", "s"], X=(2100, 50), dtype=dtype)
-    without, step = compiled_twice(monkeypatch, job)
-    x = np.random.default_rng(1).integers(-4, 5, (2100, 50)).astype(dtype)
-    given = {"X": driver.cupy().asarray(x)}
-    expected = {name: array.gather() for name, array in without(given).items()}
-    np.testing.assert_array_equal(expected["Z"], (x + 1) @ (x + 1).T)
-    for _ in range(6):
-        for name, array in step(given).items():
-            np.testing.assert_array_equal(array.gather(), expected[name])
-    assert captured_steps(program_of(step)) > 1
-
-
 def test_a_loop(monkeypatch):
     job = einmpi.load(ROOT / "jobs" / "power.toml", n=200)
     found = []
