@@ -627,3 +627,15 @@ def test_a_product_with_smaller_numbers_keeps_its_dtype(kind):
     expected = [B[n == k].astype(float).sum() * C.astype(float).sum() for k in range(3)]
     # Sums of 40 small integers are exact; those of 30 float32 have errors of some 1e-7.
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_one_place_for_all_values(ranks, monkeypatch):
+    """Ranks have parts of the label; the place on each of them is a number of its own."""
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 1)
+    arrays = {"B": RNG.normal(size=(16, 8)), "C": RNG.normal(size=(16, 6))}
+    job = einmpi.program(
+        "T[i,k:6] = sum[l,m,n](where(5 == k, B[n,l] - C[m,i], 0))", pin={"T": (1, 2)}, **arrays
+    )
+    found = run_on_threads(job, ranks, arrays).outputs["T"]
+    np.testing.assert_allclose(found, einmpi.reference(job, arrays)["T"], rtol=1e-12, atol=1e-12)

@@ -29,7 +29,12 @@ from einmpi.job.inputs import (
 )
 from einmpi.job.job import Job, with_settings
 from einmpi.job.loop_table import LoopTable, ReadInputs
-from einmpi.job.outputs import check_outputs, check_separate_histories, read_outputs
+from einmpi.job.outputs import (
+    check_outputs,
+    check_separate_histories,
+    read_outputs,
+    refuse_what_is_carried,
+)
 from einmpi.job.program_text import (
     ProgramText,
     maker_of,
@@ -126,6 +131,8 @@ def read_job(
     written = [each.written for each in job.one_after_another()]
     check_formats(document.place_of("formats"), job.formats, written)
     check_separate_histories(job.histories, job.inputs, job.outputs)
+    for each in job.one_after_another():
+        refuse_what_is_carried(job.outputs, {} if each.loop is None else each.loop.carry)
     return with_settings(job, {"half": SETTINGS["half"].read(document)})
 
 

@@ -171,6 +171,16 @@ def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
             )
 
 
+def refuse_what_is_carried(outputs: Iterable[OutputSpec], carry: Mapping[str, str]) -> None:
+    """Refuse a tensor of a step that becomes an input: the loop has its last value as that."""
+    inputs = {tensor: name for name, tensor in carry.items()}
+    for spec in outputs:
+        if spec.name in inputs:
+            name = inputs[spec.name]
+            what = f"{spec.name} becomes {name} after each step"
+            raise InputError(spec.place, what, f"{name}, which is its last value")
+
+
 # ---- histories -----------------------------------------------------------------------------------
 
 

@@ -123,9 +123,9 @@ class Planning:
     def attempt(self, cut: CutGraph) -> CutGraph:
         """Return cuts that do not fit into memory with the least memory in which they can be done.
 
-        Everything possible is then kept outside.
+        Everything possible is then kept outside, unless they need less with nothing outside.
         """
-        return replace(cut, least=self.memory.least(cut))
+        return replace(cut, least=min(cut.peak, self.memory.least(cut)))
 
     def try_recomputing(self, cut: CutGraph, limit: int, recomputing: list[Plan]) -> None:
         """Add the plan with these cuts that fits because tensors are computed again, if any."""
@@ -229,7 +229,7 @@ class Planning:
         """
         cut = self.cut_graph(least_memory_states(self.search))
         last = self.attempt(cut)
-        least = min(min(attempt.least, attempt.peak) for attempt in (*attempts, last))
+        least = min(attempt.least for attempt in (*attempts, last))
         if least > limit:
             # These are taken off the limit before planning; the message counts as the user does.
             besides = bytes_besides(self.graph, self.ranks, self.options)

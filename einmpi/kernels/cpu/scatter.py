@@ -366,13 +366,14 @@ def scatter_places(scatter: Scatter) -> list[Array]:
         is_whole = np.can_cast(wanted.dtype, np.int64)
         if is_whole and (own is None or isinstance(counted(own), Counter)):
             whole = wanted.astype(np.int64, copy=False)
-            return [whole if own is None else whole - own[0]]
+            # A difference of arrays without dimensions is no array: kernels could not read it.
+            return [whole if own is None else np.asarray(whole - own[0])]
     found = []
     is_inside: Any = True
     for label, index in zip(segments.labels, segments.indices, strict=True):
         wanted = np.broadcast_to(np.asarray(apply(index, values, numbers)), shape)
         place, is_here = _local_places(wanted, scatter.index.get(label), extent[label])
-        found.append(place)
+        found.append(np.asarray(place))
         is_inside = is_inside & is_here
     if np.all(is_inside):
         return found
