@@ -20,7 +20,7 @@ from run_cases import CASES
 
 import einmpi
 from einmpi.comm.threads import run_threads
-from einmpi.graph import summed_blocks
+from einmpi.graph.forms import summed_blocks
 from einmpi.kernels.contraction import SummedBlocks
 from einmpi.kernels.cpu import dispatch, map_and_folds
 from einmpi.kernels.cpu.reproducible import products

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.summed_blocks import blocks_of_labels
+from einmpi.graph.forms.summed_blocks import blocks_of_labels
 from einmpi.planner.grids import InnerWords, inner_words
 from einmpi.planner.machine import BYTES, Prices
 from einmpi.planner.mesh import Extent, sides

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.summed_blocks import with_summed_blocks
+from einmpi.graph.forms.summed_blocks import with_summed_blocks
 from einmpi.planner.factor import Factored
 from einmpi.planner.grids import with_grids
 from einmpi.planner.lower_bound.pieces import CUTS_OF_MESH, Bound, known_plan

@@ -1,4 +1,4 @@
-"""Sums whose bits follow from the program alone, however it is cut (see graph/summed_blocks.py)."""
+"""Sums whose bits follow from the program alone: see graph/forms/summed_blocks.py."""
 
 from __future__ import annotations
 
