@@ -91,14 +91,22 @@ def plan(
     320000
     """
     from einmpi.compiled.sparse_inputs import job_over_expected
-    from einmpi.planner.make_plan import make_plan
 
     job = with_settings(check_job("plan", job), only_settings("plan", settings))
     ranks = as_int(ranks)
     job = job_over_expected(job, ranks, named_values("inputs", inputs))
+    found = _plan(job, ranks, as_int(nodes))
+    if not job.reproducible:
+        return found
+    freely = _plan(with_settings(job, {"reproducible": False}), ranks, as_int(nodes))
+    return replace(found, freely=freely.cost_in_all)
+
+
+def _plan(job: Job, ranks: int, nodes: int) -> Plan:
+    from einmpi.planner.make_plan import make_plan
 
     def options(of_job: Job) -> Options:
-        return options_of(of_job, as_int(nodes))
+        return options_of(of_job, nodes)
 
     if job.loop is not None:
         from einmpi.loops.arrival import plan_loops  # it imports much that others do not need

@@ -388,6 +388,8 @@ def identity(job: Job) -> Identity:
     text = ""
     for each in programs:
         text += f"{each.graph}\n{job.fast_math}\n{job.strict}"
+        if job.reproducible:
+            text += "\nreproducible"
         if each.loop is not None:
             # The number of steps may change: a loop may go on for longer than was first thought.
             text += f"\n{each.loop.carry}\n{each.loop.record}"

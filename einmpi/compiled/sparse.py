@@ -205,7 +205,7 @@ def stored_job(
 
     def make() -> StoredJob:
         for tensors in (given, *validated):
-            _refuse_strict(job, tensors)
+            _refuse_sparse(job, tensors)
         making = _Making(job, comm.size if ranks is None else ranks, frozenset(assumed))
         return making.over_stored(given, validated)
 
@@ -213,13 +213,19 @@ def stored_job(
     return together(comm, make, lambda _: digest)
 
 
-def _refuse_strict(job: Job, given: Mapping[str, Any]) -> None:
-    """Refuse sparse tensors in a job that is to give nan wherever the program does."""
+def _refuse_sparse(job: Job, given: Mapping[str, Any]) -> None:
+    """Refuse sparse tensors in a job that promises values or bits which lists of keys do not give.
+
+    Values that are not stored are no nan, and ranks add those that are in an order of their own.
+    """
     for name, value in given.items():
-        if job.strict and is_sparse(value) and job.formats.get(name) != "dense":
-            what = f"strict is true, and {name} is sparse"
-            expected = f'strict = false; formats: {name} = "dense" if that is wanted'
-            raise InputError(job.path or job.source.name, what, expected)
+        if not is_sparse(value) or job.formats.get(name) == "dense":
+            continue
+        for setting in ("strict", "reproducible"):
+            if getattr(job, setting):
+                what = f"{setting} is true, and {name} is sparse"
+                expected = f'{setting} = false; formats: {name} = "dense" if that is wanted'
+                raise InputError(job.path or job.source.name, what, expected)
 
 
 class _Making:

@@ -122,6 +122,18 @@ class Scan:
 
 
 @dataclass(frozen=True)
+class Reproducible:
+    """What bits follow from where they must not depend on how labels are cut.
+
+    These are the extents in the whole program, and into how many blocks the first aggregated label
+    is divided: 0 if nothing that is aggregated is rounded.
+    """
+
+    extents: tuple[tuple[str, int], ...]
+    blocks: int
+
+
+@dataclass(frozen=True)
 class EinSum:
     """⊕ over `aggregated` of ⊗ over the operands, for every value of the `output` labels.
 
@@ -130,6 +142,7 @@ class EinSum:
     the extent of the label in the whole program. ⊗ may be where(condition, value, neutral) with
     values for few combinations of the labels, which are found by their keys: `matches` is how many.
     Such an EinSum is never cut.
+    With `reproducible`, bits follow from the extents of the whole program alone.
     """
 
     output: tuple[str, ...]
@@ -140,6 +153,7 @@ class EinSum:
     extents: tuple[tuple[str, int], ...]
     picked_extent: int | None = None
     matches: int | None = None
+    reproducible: Reproducible | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -220,6 +234,23 @@ class EinSum:
         if self.matches is not None:
             return self.matches
         return prod(extent for _, extent in self.extents)
+
+    @cached_property
+    def calls_in_program(self) -> int:
+        """How often ⊗ is applied, in the whole program if bits must not depend on cuts."""
+        known = self.reproducible
+        return prod(dict(self.extents if known is None else known.extents).values())
+
+    @property
+    def sums_blocks(self) -> bool:
+        """Whether it adds up rounded values in an order that does not depend on cuts."""
+        known = self.reproducible
+        return known is not None and known.blocks > 0 and bool(self.aggregated)
+
+    @property
+    def sums_many_blocks(self) -> bool:
+        """Whether it does so in more than one block."""
+        return self.reproducible is not None and self.reproducible.blocks > 1
 
     def operations(self) -> int:
         """Return the number of scalar operations."""

@@ -159,6 +159,12 @@ class Job(Settings):
                 "strict and fast_math are both true",
                 "at most one of them",
             )
+        if self.reproducible and not BACKENDS[self.backend].is_on_host:
+            raise InputError(
+                self.path or self.source.name,
+                f"reproducible is true with the backend {self.backend}",
+                "the backend numpy",
+            )
 
     def __repr__(self) -> str:
         inputs = ", ".join(vertex.name for vertex in self.graph.inputs)
@@ -235,6 +241,7 @@ def options_of(job: Job, nodes: int = 1, **settings: Any) -> Options:
         nodes=nodes,
         machine=machine_of(job),
         overlap=job.overlap == MODES[0],
+        reproducible=job.reproducible,
         files=tuple(spec.name for spec in used_inputs if spec.file is not None),
         stored={} if job.loop is not None else _stored_forms(used_inputs),
         pin_places=places,

@@ -336,6 +336,15 @@ class Settings:
         help="only rewrites that are exact for inf and nan too",
         group="job",
     )
+    reproducible: bool = setting(
+        False,
+        SWITCH,
+        "give results the [same bits](reproducibility.md) on any number of ranks, threads and "
+        "nodes, and under any memory limit",
+        table="run",
+        help="the same bits on any number of ranks",
+        group="job",
+    )
     half: str = setting(
         HALF_MODES[0],
         CHOICE,

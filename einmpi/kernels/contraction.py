@@ -21,6 +21,21 @@ Extent: TypeAlias = Mapping[str, int]
 Strides: TypeAlias = tuple[tuple[int, ...], ...]
 
 
+class SummedBlocks(NamedTuple):
+    """How sums are divided whose bits must not depend on extents.
+
+    The contracted labels, in this order, are one long label. Its blocks end at so many indices of
+    the first label; in the whole program the longest block has `length` of them. `units` are the
+    rows and columns of a tile.
+    """
+
+    labels: Labels
+    ends: tuple[int, ...]
+    length: int
+    units: tuple[int, int]
+    threads: int
+
+
 @dataclass(frozen=True)
 class Contraction:
     """`scale` times the product of some operands, summed over the labels the output does not have.
@@ -33,6 +48,7 @@ class Contraction:
     indices: tuple[Labels, ...]  # of the factors, then of the output
     extents: tuple[tuple[str, int], ...]
     scale: Number
+    blocks: SummedBlocks | None = None
 
 
 class _Product(NamedTuple):

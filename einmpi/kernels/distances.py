@@ -236,6 +236,7 @@ def as_gather(
     aggregated = [label for label in einsum.aggregated if label != pick.label]
     aggregation = einsum.aggregation if aggregated else None
     gather, used = make_einsum(einsum.output, expression, aggregation, aggregated, einsum.extent)
+    gather = replace(gather, reproducible=einsum.reproducible)
     operands = tuple(int(name) for name in used)
     if einsum_type(gather, [dtypes[number] for number in operands]) != einsum_type(einsum, dtypes):
         return None

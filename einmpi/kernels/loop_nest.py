@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.caches import bounded_cache
+from einmpi.graph.einsum import EinSum
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Call, IndexEntries, Scalar, gathers_in, walk
 
@@ -304,11 +305,14 @@ def accesses_of(
     return tuple(accesses)
 
 
-def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) -> list[Axis]:
+def axes_of(
+    arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]], merges_sums: bool = True
+) -> list[Axis]:
     """Return an axis for each label of more than one value, merged where arrays allow it.
 
     A label that an array lacks has the stride 0 in it. If no label has more than one value, return
-    a single axis of extent 1. The output is the last array.
+    a single axis of extent 1. The output is the last array. Unless it `merges_sums`, each
+    aggregated label has an axis of its own, and they stay in their order.
     """
     tables = [stride_by_entry(array.index, array.strides) for array in arrays]
     output = arrays[-1].index
@@ -319,7 +323,10 @@ def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) 
             axes.append(Axis(extent, label not in output, strides))
     if not axes:
         return [Axis(1, False, (0,) * len(arrays))]
-    return _merge_axes(axes)
+    if merges_sums:
+        return _merge_axes(axes)
+    outer, inner = outer_and_inner(axes)
+    return _merge_axes(outer) + inner
 
 
 def stride_by_entry(index: IndexEntries, strides: Sequence[int]) -> dict[str | Scalar, int]:
@@ -371,6 +378,7 @@ def bind_nest(
     target: IndexedArray,
     aggregation: str | None,
     extents: tuple[tuple[str, int], ...],
+    summed_lane: str | None = None,
 ) -> BoundNest:
     """Return the fastest loops for an EinSum on arrays with these strides.
 
@@ -384,15 +392,25 @@ def bind_nest(
         The name of ⊕, or None if there is no aggregation.
     extents
         The extent of every label.
+    summed_lane
+        If values have to be aggregated in an order that follows from their labels alone: the
+        aggregated label of the lanes, "" if they are a label of the output.
     """
     arrays = (*operands, target)
     choice = _LoopChoice(
-        axes=axes_of(arrays, extents),
+        axes=axes_of(arrays, extents, summed_lane is None),
         itemsizes=[np.dtype(array.dtype).itemsize for array in arrays],
         is_gathered=[bool(gathers_in(array.index)) for array in arrays],
     )
     # Of equally good axes the last one: its label is the last of an index.
-    lane = min(reversed(choice.axes), key=choice.cost_of_lanes)
+    possible = list(choice.axes)
+    if summed_lane is not None:
+        possible, summed = outer_and_inner(choice.axes)
+        labels = [label for label, n in extents if n > 1 and label not in target.index]
+        if summed_lane in labels:
+            possible = [summed[labels.index(summed_lane)]]
+    nothing = Axis(1, False, (0,) * len(arrays))
+    lane = min(reversed(possible), key=choice.cost_of_lanes, default=nothing)
     axes, has_rows = choice.loop_order(lane)
     packed = tuple(k for k in range(len(operands)) if choice.is_packed(k, lane))
     *reads, out = accesses_of(arrays, axes, lane, packed)
@@ -414,6 +432,19 @@ def bind_nest(
         width=width,
     )
     return BoundNest(nest, axes, packed, tuple(map(gathered_dimensions, operands)))
+
+
+def summed_lane(einsum: EinSum) -> str:
+    """Return the aggregated label of the lanes where values are aggregated in one order: or "".
+
+    It follows from how operands are indexed alone. Lanes are contiguous in a tensor that has all
+    labels.
+    """
+    last = einsum.aggregated[-1]
+    for entries in einsum.operands:
+        if entries[-1:] == (last,) and set(einsum.labels) <= set(entries):
+            return last
+    return ""
 
 
 def gathered_dimensions(array: IndexedArray) -> tuple[GatheredDimension, ...]:

@@ -18,6 +18,7 @@ from einmpi.kernels.contraction import (
     Contraction,
     Extent,
     Labels,
+    SummedBlocks,
     dense_strides,
     drop_labels,
     keep_labels,
@@ -70,6 +71,7 @@ class Lowering:
     scaled: int = -1  # the array that is multiplied by the constant
     temporary_bytes: int = 0
     result_bytes: int = 0
+    blocks: SummedBlocks | None = None
 
 
 class ArrayLayout(NamedTuple):
@@ -108,7 +110,8 @@ def cheapest_lowering(
     output = len(arrays) - 1
     # An integer product, or one that is conjugated, is scaled at the end.
     can_scale_early = arrays[output].dtype[0] in "fc" and not conjugated[output]
-    scales_early = can_scale_early and contraction.scale != 1
+    blocks = contraction.blocks
+    scales_early = can_scale_early and contraction.scale != 1 and blocks is None
     layouts = []
     for k, labels in enumerate(shared):
         table = stride_by_entry(contraction.indices[k], arrays[k].strides)
@@ -121,7 +124,8 @@ def cheapest_lowering(
         must_copy = has_own_labels or is_conjugated_factor or scales_this
         is_usable = arrays[k].usable_in_place and arrays[k].dtype == dtype
         layouts.append(ArrayLayout(stride, order, must_copy, must_copy or not is_usable))
-    best = min(candidate_lowerings(layouts, extent, dtype), key=lambda lowering: lowering.cost)
+    candidates = candidate_lowerings(layouts, extent, dtype, blocks)
+    best = min(candidates, key=lambda lowering: lowering.cost)
     copied = [k for k, order in enumerate(best.copies) if order is not None]
     # The constant goes to the smallest copy, or else to the output.
     scaled = output
@@ -136,6 +140,7 @@ def cheapest_lowering(
         scaled=scaled,
         temporary_bytes=itemsize * sum(sizes[k] for k in copied),
         result_bytes=itemsize * size_of(indices[output], extent),
+        blocks=blocks,
     )
 
 
@@ -159,7 +164,10 @@ def _conjugated(contraction: Contraction, arrays: Sequence[StoredArray]) -> tupl
 
 
 def candidate_lowerings(
-    layouts: Sequence[ArrayLayout], extent: Extent, dtype: str
+    layouts: Sequence[ArrayLayout],
+    extent: Extent,
+    dtype: str,
+    blocks: SummedBlocks | None = None,
 ) -> Iterator[Lowering]:
     """Yield the ways to contract arrays with these layouts, the output's being the last one.
 
@@ -174,6 +182,8 @@ def candidate_lowerings(
         The extent of every label.
     dtype
         The dtype in which products are computed.
+    blocks
+        If the order of sums is given: by BLAS, with contracted labels in that order.
     """
     target = layouts[-1]
     if len(layouts) == 2:
@@ -181,9 +191,14 @@ def candidate_lowerings(
         yield Lowering("reduce", (None, copy), 0.0)
         return
     contracted = drop_labels(layouts[0].stride, target.stride)
+    if blocks is not None:
+        orders = [keep_labels(blocks.labels, contracted)]
+        yield from _matrix_lowerings(layouts, orders, extent, dtype)
+        return
     yield _direct_lowering(layouts, contracted, extent, dtype)
     if contracted and dtype[0] in "fc":
-        yield from _matrix_lowerings(layouts, contracted, extent, dtype)
+        orders = _orders_in_memory(contracted, layouts[:2])
+        yield from _matrix_lowerings(layouts, orders, extent, dtype)
 
 
 def _direct_lowering(
@@ -216,9 +231,9 @@ def _width(dtype: str) -> float:
 
 
 def _matrix_lowerings(
-    layouts: Sequence[ArrayLayout], contracted: Sequence[str], extent: Extent, dtype: str
+    layouts: Sequence[ArrayLayout], contracted_orders: Sequence[Labels], extent: Extent, dtype: str
 ) -> Iterator[Lowering]:
-    """Yield lowerings to batches of matrix products.
+    """Yield lowerings to batches of matrix products, with contracted labels in one of these orders.
 
     Labels of the left factor and the output become rows, those of the right factor and the output
     columns, and those of all three arrays loops over products. Up to two labels of the rows and
@@ -230,7 +245,6 @@ def _matrix_lowerings(
     right_only = drop_labels(right.stride, left.stride)
     batch = keep_labels(keep_labels(left.stride, right.stride), target.stride)
     free = left_only + right_only
-    contracted_orders = _orders_in_memory(contracted, (left, right))
     for extra in chain(combinations(free, 0), combinations(free, 1), combinations(free, 2)):
         row_orders = _orders_in_memory(drop_labels(left_only, extra), (left, target))
         column_orders = _orders_in_memory(drop_labels(right_only, extra), (right, target))
@@ -379,6 +393,9 @@ def split_to_fit_memory(
     is_large = size_of(output, extent) * itemsize > MAX_TEMPORARY_BYTES // 8
     if not labels and is_large:
         labels = [label for label in output if extent[label] > 1]
+    if not labels and contraction.blocks is not None:
+        yield (LoweredPart(lowering, part),)
+        return
     if labels:
         for half, half_part in _halves(contraction, labels, part):
             yield from split_to_fit_memory(half, arrays, dtype, half_part)

@@ -87,6 +87,7 @@ def _rows(members: Sequence[Member], seed: int) -> list[_Row]:
             if label in member.einsum.aggregated:
                 is_aggregated = True
                 is_usable = is_usable and member.name not in read  # parts cannot be used
+                is_usable = is_usable and not member.einsum.sums_blocks
             for index in member.einsum.operands:
                 for entry in gathers_in(index):
                     is_usable = is_usable and label not in labels_of(entry)

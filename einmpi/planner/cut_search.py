@@ -89,6 +89,7 @@ class CutSearch:
             fixed,
             options.first_axis,
             self.mesh.ranks,
+            options.reproducible and self.mesh.nodes == 1,
         )
 
     def set_up(self) -> None:
@@ -153,7 +154,14 @@ class CutSearch:
         same_layout = {output: name for name, output in self.options.carry.items()}
         same_layout.update(self.graph.carried)
         return factor(
-            self.graph, self.resident, self.pinned, tie, same_layout, self.prices, self.orders
+            self.graph,
+            self.resident,
+            self.pinned,
+            tie,
+            same_layout,
+            self.prices,
+            self.orders,
+            self.mesh.nodes,
         )
 
     @cached_property

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.forms.summed_blocks import blocks_of_labels
 from einmpi.planner.grids import InnerWords, inner_words
 from einmpi.planner.machine import BYTES, Prices
 from einmpi.planner.mesh import Extent, sides
@@ -34,11 +35,12 @@ class Variable:
     extents: tuple[int, ...]  # of the labels or dimensions
     orders: tuple[int, ...] = ()  # of their digits
     inner: InnerWords | None = None  # what the vertex moves inside of itself
+    blocks: tuple[int, ...] = ()  # of labels that are summed in blocks
 
     @cached_property
     def sides(self) -> tuple[Extent, ...]:
         """The extents with the orders of their digits."""
-        return sides(self.extents, self.orders)
+        return sides(self.extents, self.orders, self.blocks)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def factor(
     same_layout: Mapping[str, str] | None = None,
     prices: Prices = BYTES,
     orders: Orders = NO_ORDERS,
+    nodes: int = 1,
 ) -> Factored:
     """Return the variables and edges of a graph.
 
@@ -118,7 +121,7 @@ def factor(
     maps a tensor to an earlier one whose layout it has.
     """
     builder = _Builder(
-        graph, frozenset(resident), frozenset(pinned), tie or {}, same_layout or {}, orders
+        graph, frozenset(resident), frozenset(pinned), tie or {}, same_layout or {}, orders, nodes
     )
     for vertex in graph.vertices:
         if vertex.einsum is not None:
@@ -159,6 +162,7 @@ class _Builder:
     tie: Mapping[str, str]
     same_layout: Mapping[str, str]
     orders: Orders
+    nodes: int
     variables: list[Variable] = field(default_factory=list)
     blocks: list[list[Block]] = field(default_factory=list)
     permanent: list[list[Block]] = field(default_factory=list)
@@ -192,7 +196,10 @@ class _Builder:
             number = len(self.variables)
             orders = self.orders.get((kind, vertex.name), ())
             inner = inner_words(self.graph, vertex) if kind == "vertex" else None
-            self.variables.append(Variable(kind, vertex.name, extents, orders, inner))
+            blocks = blocks_of_labels(vertex) if kind == "vertex" else ()
+            if orders and self.nodes > 1:  # results of nodes are added last
+                blocks = tuple(map(min, blocks, (1,) * len(blocks)))
+            self.variables.append(Variable(kind, vertex.name, extents, orders, inner, blocks))
             self.blocks.append([])
             self.permanent.append([])
             self.operations.append(0)

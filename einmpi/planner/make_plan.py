@@ -59,7 +59,7 @@ def _fastest_plan(graph: EinGraph, ranks: int, options: Options, machine: Machin
         return best
     known = {best.digest}
     choices = [(weights, best.strategy) for weights in _other_weights(searched, best, machine)]
-    if len(best.graph.computed) <= FEW_VERTICES:
+    if len(best.graph.computed) <= FEW_VERTICES and not options.reproducible:
         choices += [(Weights(), strategy) for strategy in OTHER_STRATEGIES]
     for weights, strategy in choices:
         try:
@@ -244,6 +244,9 @@ def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> 
 
     def plan_of(form: EinGraph) -> Plan:
         return _with_best_orders(form, mesh, ranks, options, tables)
+
+    if options.reproducible:  # other forms round otherwise
+        return plan_of(graph)
 
     def with_scans(names: Sequence[str]) -> _Form:
         return with_scans_in_blocks(graph, names, mesh.ranks), {name: [name] for name in names}
@@ -457,20 +460,27 @@ def _meshes(ranks: int, options: Options) -> list[Mesh]:
     if options.mesh is not None:
         return [options.mesh]
     nodes = 1 if options.uneven else options.nodes
+    each = ranks // nodes
+    counts = _counts_to_try(nodes if nodes > 1 else ranks, options)
     if nodes == 1:
-        return [Mesh(used) for used in _counts_to_try(ranks, options)]
-    ranks_per_node = ranks // nodes
-    return [Mesh(ranks_per_node * used, used) for used in _counts_to_try(nodes, options)]
+        return [Mesh(used, twos_first=options.reproducible) for used in counts]
+    return [Mesh(each * used, used, twos_first=options.reproducible) for used in counts]
 
 
 def _counts_to_try(count: int, options: Options) -> list[int]:
-    """Return the numbers of ranks, or of nodes, to plan with."""
-    if options.strategy != DEFAULT_STRATEGY or _has_good_primes(count):
-        return [count]
-    smaller = count
-    while not _has_good_primes(smaller):
-        smaller -= 1
-    return [count, smaller]
+    """Return the numbers of ranks, or of nodes, to plan with.
+
+    Sums in blocks are cut by powers of two, so that the next smaller one is tried for them.
+    """
+    counts = {count: None}
+    if options.strategy == DEFAULT_STRATEGY:
+        smaller = count
+        while not _has_good_primes(smaller):
+            smaller -= 1
+        counts[smaller] = None
+        if options.reproducible:
+            counts[2 ** (count.bit_length() - 1)] = None
+    return list(counts)
 
 
 def _has_good_primes(count: int) -> bool:
@@ -516,6 +526,19 @@ def _check_options(graph: EinGraph, ranks: int, options: Options) -> None:
             f"unknown strategy {options.strategy!r}",
             one_of(STRATEGIES, options.strategy),
         )
+    if options.reproducible and options.strategy != DEFAULT_STRATEGY:
+        raise InputError(
+            "strategy",
+            f"with {options.strategy}, bits depend on the number of ranks; reproducible is true",
+            f"strategy {DEFAULT_STRATEGY}",
+        )
+    for vertex in graph.computed if options.reproducible else ():
+        if vertex.computed_einsum.matrix is not None:
+            raise InputError(
+                "reproducible",
+                f"bits of {vertex.name}, a function of matrices, depend on the number of ranks",
+                "reproducible = false",
+            )
     _check_nodes(ranks, options)
     if options.machine is not None:
         options.machine.check(ranks, options.nodes)

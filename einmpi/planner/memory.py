@@ -484,6 +484,8 @@ class Pieces:
         their pieces lie in fewer runs of memory.
         """
         extent = {label: max(1, n) for label, n in self.einsum.extents}
+        if self.einsum.sums_blocks:  # these stay whole
+            extent.update(dict.fromkeys(self.einsum.aggregated, 1))
         longest = sorted(extent, key=lambda label: -extent[label])[:MOST_LABELS_CUT]
         long_labels = [label for label in reversed(self.einsum.labels) if label in longest]
         short_labels = [label for label in self.einsum.labels if label not in longest]
@@ -500,6 +502,9 @@ class Pieces:
             table = np.array([columns[label] for label in self.einsum.labels], np.int64)
             found.append(table.reshape(-1, len(ways)))
         sizes = np.concatenate(found, axis=1).T
+        for label, whole in self.einsum.extents:
+            if extent[label] < whole:
+                sizes[:, self.columns[label]] = whole
         few_passes: Sizes = sizes[self.parts(sizes).prod(axis=1) <= MOST_PASSES]
         return few_passes
 

@@ -23,26 +23,31 @@ WHOLE = 2**20  # no axis cuts it
 
 
 class Side(NamedTuple):
-    """A label or dimension whose digits are not in the order of the mesh.
+    """A label or dimension whose digits are not in the order of the mesh, or that is summed.
 
     Order k: axis k is the first digit, then those after it, and then the axes before it. REVERSED:
     the last axis is the first digit. Order -k, from -2 on: in the order of the mesh, after a first
     digit below k that belongs to no axis. So ranks have blocks in turns, k of them: a cycle each.
+    With `blocks`, a power of two, axes that cut it halve it again and again, into at most so many
+    parts, each of which follows on the one before.
     """
 
     extent: int
     order: int
+    blocks: int = 0
 
 
 Extent = int | Side
 
 
-def sides(extents: Sequence[int], orders: Sequence[int]) -> tuple[Extent, ...]:
+def sides(
+    extents: Sequence[int], orders: Sequence[int], blocks: Sequence[int] = ()
+) -> tuple[Extent, ...]:
     """Return extents with their orders; missing ones are that of the mesh."""
     found: list[Extent] = list(extents)
-    for number, order in enumerate(orders):
-        if order:
-            found[number] = Side(extents[number], order)
+    for number, (order, count) in enumerate(itertools.zip_longest(orders, blocks, fillvalue=0)):
+        if order or count:
+            found[number] = Side(extents[number], order, count)
     return tuple(found)
 
 
@@ -91,11 +96,12 @@ class Mesh:
 
     A rank has one digit on each axis, in that mixed radix: on 3·2·2 axes, rank 7 has the digits
     1, 1, 1. The ranks lie on `nodes` nodes, equally many on each and one node after the other, so
-    the first axes are between nodes.
+    the first axes are between nodes. `twos_first` says that of others axes of length 2 come first.
     """
 
     ranks: int
     nodes: int = 1
+    twos_first: bool = False
 
     @cached_property
     def factors(self) -> tuple[int, ...]:
@@ -105,6 +111,9 @@ class Mesh:
         """
         between = _take_turns(prime_factors(self.nodes))
         inside = _take_turns(prime_factors(self.ranks // self.nodes))
+        if self.twos_first:
+            between.sort()
+            inside.sort()
         return (*between, *inside)
 
     @cached_property
@@ -209,6 +218,8 @@ def members_along(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
 def _windows(factors: tuple[int, ...], side: Extent) -> tuple[tuple[int, ...], ...]:
     if isinstance(side, Side) and side.order == WHOLE:
         return ()
+    if isinstance(side, Side) and side.blocks:
+        return (_halving_axes(factors, side),)
     windows: list[tuple[int, ...]] = []
     current: tuple[int, ...] = ()
     product = cycles = cycles_of(side)
@@ -228,6 +239,16 @@ def _windows(factors: tuple[int, ...], side: Extent) -> tuple[tuple[int, ...], .
     if len(windows) < 2:
         return tuple(windows)
     return _shared_lengths_first(factors, windows)
+
+
+def _halving_axes(factors: tuple[int, ...], side: Side) -> tuple[int, ...]:
+    """Return the axes that may halve a label, the first of them first."""
+    found: list[int] = []
+    for axis in next(iter(_windows(factors, side._replace(blocks=0))), ()):
+        if factors[axis] != 2 or 2 ** (len(found) + 1) > side.blocks:
+            break
+        found.append(axis)
+    return tuple(found)
 
 
 def _in_order(axes: int, side: Extent) -> list[int]:
@@ -295,6 +316,11 @@ def _may_cut(
     factors: tuple[int, ...], extent: Extent, masks: Masks, across_windows: bool
 ) -> npt.NDArray[np.bool_]:
     allowed: npt.NDArray[np.bool_] = masks == 0
+    if isinstance(extent, Side) and extent.blocks:
+        for halving in _windows(factors, extent):
+            for count in range(1, len(halving) + 1):
+                allowed |= masks == sum(1 << axis for axis in halving[:count])
+        return allowed
     for window in _windows(factors, extent):
         if across_windows:
             axes_of_digits = _axes_of_digits(factors, extent, window)

@@ -4,6 +4,7 @@ docs/planner.md, "Halos"."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
@@ -36,6 +37,7 @@ def digit_orders(
     fixed: Mapping[str, Fixed] = NOTHING_FIXED,
     first_axis: int = 0,
     ranks: int = 1,
+    with_sums: bool = False,
 ) -> Orders:
     """Return the orders of all that is not in the order of the mesh; pure, as all ranks ask.
 
@@ -44,7 +46,8 @@ def digit_orders(
     because a tensor lies so already. Of those with arithmetic the first begin with the `first_axis`
     of the mesh, the last with the last one, and those between them with axes in between. So
     each can be cut into contiguous blocks by axes of its own. Ranks have blocks in turns of what a
-    grid of ranks cuts. All else keeps the order of the mesh.
+    grid of ranks cuts. All else keeps the order of the mesh,
+    but for sums in blocks if orders are `with_sums`: some of them begin with the last axis.
     """
     has_matrices = any(vertex.computed_einsum.matrix is not None for vertex in graph.computed)
     if axes < 2 and not has_matrices and not any(any(each.values()) for each in fixed.values()):
@@ -63,6 +66,8 @@ def digit_orders(
         turns = turns_on_grid(extent, ranks)
         of_class.setdefault(root, -turns if turns > 1 else 0)
     of_class.update(dict.fromkeys(classes.whole, WHOLE))
+    if with_sums and not classes.has_fixed_order:
+        _spread_sums(graph, classes, of_class)
     if not any(of_class.values()):
         return NO_ORDERS
     orders: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -83,6 +88,31 @@ def turns_on_grid(extent: int, ranks: int) -> int:
 def block_on_grid(extent: int, ranks: int) -> int:
     """Return about how many columns a panel of a large matrix has."""
     return min(BLOCK, max(LEAST_BLOCK, extent // (TURNS * ranks)))
+
+
+def _spread_sums(graph: EinGraph, classes: _Classes, of_class: dict[_Member, int]) -> None:
+    """Let sums in blocks begin with the first or the last axis.
+
+    Only the axes that come first for a label may cut its sum. Two such labels of a tensor, such as
+    a batch and the features of a layer, can then be cut by different axes.
+    """
+    together: dict[_Member, Counter[_Member]] = {}
+    for vertex in graph.computed:
+        einsum = vertex.computed_einsum
+        roots = [classes.root(("vertex", vertex.name, label)) for label in einsum.labels]
+        if einsum.sums_many_blocks:
+            together.setdefault(
+                classes.root(("vertex", vertex.name, einsum.aggregated[0])), Counter()
+            )
+        for root in roots:
+            if root in together:
+                together[root].update(roots)
+    for root, others in together.items():
+        balance = 0  # of those that begin with the first axis
+        for other, count in others.items():
+            if other in together and other in of_class:
+                balance += count if of_class[other] == 0 else -count
+        of_class.setdefault(root, REVERSED if balance > 0 else 0)
 
 
 def other_first_axes(graph: EinGraph, mesh: Mesh) -> list[int]:
@@ -142,6 +172,7 @@ class _Classes(Classes[_Member]):
         self.has_other_forms = False  # as graphs with scans, gathers and recurrences
         self.grids: list[tuple[_Member, int]] = []  # labels that a grid cuts, and their extents
         self.whole: list[_Member] = []  # labels that no axis may cut
+        self.has_fixed_order = any(vertex.known is not None for vertex in graph.inputs)
         for vertex in graph.computed:
             self._join_labels(vertex)
         for name, other in {**same, **graph.carried}.items():
@@ -176,12 +207,13 @@ class _Classes(Classes[_Member]):
         """Join the labels of a vertex with what they index."""
         einsum = vertex.computed_einsum
         is_special = einsum.scan is not None or einsum.segments is not None
-        self.has_other_forms |= is_special or vertex.recurrence is not None
         whole = einsum.whole_labels
         self.whole += [("vertex", vertex.name, label) for label in whole]
         for label, extent in einsum.extents:
             if label in (ROWS, COLUMNS):
                 self.grids.append((("vertex", vertex.name, label), extent))
+        self.has_fixed_order |= is_special or vertex.recurrence is not None
+        self.has_other_forms |= self.has_fixed_order
         for dimension, label in enumerate(einsum.output):
             if label not in whole:
                 self.join(("tensor", vertex.name, dimension), ("vertex", vertex.name, label))

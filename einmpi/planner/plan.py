@@ -162,6 +162,8 @@ class Plan(Cuts):
     # of the graph that makes the output of them when it is read.
     unread: Mapping[str, Plan] = field(default_factory=dict)
     loop: LoopPlan | None = None  # if this is the plan of a step
+    # What would be moved if bits might depend on the plan, where that was asked for.
+    freely: Cost | None = None
     seconds: float = field(default=0.0, compare=False)  # that planning took
 
     def __str__(self) -> str:
@@ -205,7 +207,14 @@ class Plan(Cuts):
         parts += [f"{name}: {plan.digest}" for name, plan in self.unread.items()]
         if self.spilled:
             parts.append(f"memory: {self.memory}")
+        if self.reproducible:
+            parts.append("reproducible")
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the bits of results are those of any other plan."""
+        return any(each.computed_einsum.reproducible for each in self.graph.computed)
 
     @property
     def in_place(self) -> Mapping[str, str]:
@@ -409,6 +418,7 @@ class Options:
     operations_of_a_byte: int = OPERATIONS_OF_A_BYTE
     first: tuple[str, ...] = ()  # vertices that are computed before all others
     overlap: bool = True  # kernels may run while tensors move between nodes
+    reproducible: bool = False  # bits may not depend on the plan
     unread: bool = True  # outputs that nothing reads may stay in pairs of blocks
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.forms.summed_blocks import with_summed_blocks
 from einmpi.planner.factor import Factored
 from einmpi.planner.grids import with_grids
 from einmpi.planner.lower_bound.pieces import CUTS_OF_MESH, Bound, known_plan
@@ -68,6 +69,8 @@ class Planning:
         if self.options.strategy == DEFAULT_STRATEGY:
             self.graph = with_grids(self.graph, self.mesh)
         self.graph = with_aligned_labels(self.graph, self.mesh)
+        if self.options.reproducible:
+            self.graph = with_summed_blocks(self.graph)
         self.searches = searches_of(self.graph, self.mesh, self.options, self.tables)
         self.search = self.searches.search
         self.resident = self.search.resident

@@ -245,7 +245,7 @@ def _moves(solver: Solver, states: States, free_axes: int) -> Sequence[Groups]:
     is tried.
     """
     mesh = solver.mesh
-    has_orders = any(variable.orders for variable in solver.problem.variables)
+    has_orders = any(each.orders or each.blocks for each in solver.problem.variables)
     alike: dict[tuple[int, ...], list[int]] = {}
     for axis, length in enumerate(mesh.factors):
         symbols = [state[axis] for state in states]

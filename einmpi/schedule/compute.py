@@ -77,7 +77,7 @@ class Kernel:
             extents.append((label, length(runs[label]) if label in runs else extent))
         index = dict(self.index)
         for label, indices in runs.items():
-            if label in self.einsum.labels_as_numbers:
+            if label in index or label in self.einsum.labels_as_numbers:
                 index[label] = indices
         einsum = replace(self.einsum, extents=tuple(extents))
         return replace(self, einsum=einsum, index=tuple(index.items()))

@@ -158,7 +158,7 @@ class _Lowering:
     halos: dict[tuple[Needed, Cuts, tuple[str | None, ...]], tuple[Moves | None, Region]] = field(
         default_factory=dict
     )
-    moves: dict[tuple[_Kind, Cuts, Cuts], tuple[list[Moves], list[Moves]]] = field(
+    moves: dict[tuple[_Kind, Cuts, Cuts, tuple[int, ...]], tuple[list[Moves], list[Moves]]] = field(
         default_factory=dict
     )
 
@@ -483,18 +483,32 @@ class _Lowering:
         self.transfer(vertex, slot, result, moves)
         return result, region
 
+    def tree(self, vertex: Vertex, source: Cuts) -> tuple[int, ...]:
+        """Return the axes with partial results if these are added in a tree, its root first.
+
+        The root is the first axis that halves the label.
+        """
+        if PARTIAL not in source or not vertex.computed_einsum.sums_blocks:
+            return ()
+        einsum = vertex.computed_einsum
+        side = self.plan.sides(vertex.name)[len(einsum.output)]
+        axes = self.plan.mesh.windows(side)[0]
+        return tuple(axis for axis in axes if source[axis] == PARTIAL)
+
     def move(self, vertex: Vertex, target: Cuts, role: str) -> Slot:
         """Bring a tensor to a layout: aggregate partial results, then exchange."""
         slot, source = self.stored[vertex.name]
         if source == target:
             return slot
-        key = self.kind(vertex), source, target
+        tree = self.tree(vertex, source)
+        key = self.kind(vertex), source, target, tree
         if key not in self.moves:
             have = self.layout(vertex, source)
             want = self.layout(vertex, target)
-            middle = middle_layout(self.plan.mesh, have.bound, source, target, have.orders)
+            mesh = self.plan.mesh
+            middle = middle_layout(mesh, have.bound, source, target, have.orders, tree)
             self.moves[key] = (
-                reductions(have, middle, self.rank),
+                reductions(have, middle, self.rank, tree),
                 exchanges(have, middle, want, self.rank, stored=PARTIAL not in source),
             )
         reducing, moving = self.moves[key]
@@ -529,7 +543,11 @@ class _Lowering:
         runs = {label: self.share_of(cutting[label], side, state) for label, side in sides}
         extents = tuple((label, length(runs[label])) for label in einsum.labels)
         # Where a label is used as a number, the kernel must know the indices of its positions.
-        cut_labels = [label for label in einsum.labels_as_numbers if cutting[label] & set(state)]
+        # Blocks of a sum follow from the indices, too.
+        known_labels = set(einsum.labels_as_numbers)
+        if einsum.sums_blocks:
+            known_labels.add(einsum.aggregated[0])
+        cut_labels = [x for x in einsum.labels if x in known_labels and cutting[x] & set(state)]
         index = tuple((label, runs[label]) for label in cut_labels)
         select: list[tuple[int, int, Runs]] = []
         indices = []

@@ -62,8 +62,11 @@ def middle_layout(
     source: Cuts,
     target: Cuts,
     orders: tuple[int, ...] = (),
+    tree: tuple[int, ...] = (),
 ) -> Layout:
     """Return where the elements are once partial results are aggregated.
+
+    If that is done in a tree, the axis at its leaves divides them first, as it is aggregated first.
 
     An axis that cuts nothing in the source, or has partial results, cuts what it cuts in the
     target: that costs nothing. Ranks that will all hold the same elements divide the work among
@@ -93,7 +96,10 @@ def middle_layout(
                 useful = replicas_help or moves_between
             if useful:
                 replica_axes.append(axis)
-    return split_further(mesh, bound, tuple(cuts), partial_axes + replica_axes, recut, orders)
+    axes = partial_axes + replica_axes
+    if tree:
+        axes = replica_axes + [axis for axis in reversed(tree) if axis in partial_axes]
+    return split_further(mesh, bound, tuple(cuts), axes, recut, orders)
 
 
 def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:

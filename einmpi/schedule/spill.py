@@ -287,7 +287,11 @@ def _best_tiles(pieces: Pieces, memory: int) -> Tiles | None:
     if not possible:
         # The plan promised that the longest shares fit. With more than six labels, other labels
         # may be the longest on this rank: then only single elements are sure to fit.
-        single = _cheapest(pieces, np.ones_like(sizes[:1]), memory, ahead=False)
+        ones = np.ones_like(sizes[:1])
+        if pieces.einsum.sums_blocks:
+            outputs = len(pieces.einsum.output)
+            ones[:, outputs:] = sizes[:1, outputs:]
+        single = _cheapest(pieces, ones, memory, ahead=False)
         return None if single is None else single[1]
     _, tiles = min(possible, key=lambda priced: priced[0])
     return tiles

@@ -26,12 +26,21 @@ from einmpi.schedule.transfers import Moves
 # half each from there and exchange the halves: each element crosses once, not twice.
 
 
-def reductions(source: Layout, middle: Layout, rank: int) -> list[Moves]:
+def reductions(
+    source: Layout, middle: Layout, rank: int, tree: tuple[int, ...] = ()
+) -> list[Moves]:
     """Return the steps from partial results to `middle`.
 
     Where both ranks of a node and different nodes have partial results, there are two steps: one
-    inside nodes, then one between them.
+    inside nodes, then one between them. In a tree there is a step for each axis, that of its root
+    last, so that the order of a sum does not depend on the number of ranks.
     """
+    if tree:
+        found = []
+        for count in range(len(tree) - 1, -1, -1):
+            pieces = _combined(middle, tree[:count])
+            found.append(reduction(source, pieces, tree[count : count + 1], rank))
+        return found
     partial = tuple(axes_that_cut(source.cuts, PARTIAL))
     if not partial:
         return []

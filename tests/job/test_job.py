@@ -348,7 +348,7 @@ TOP = (
         (
             "[run]\nthreads = 1\n",
             "3:1: unknown key 'threads' in run; expected one of backend, fast_math, "
-            "strict, half, scratch, blas, overlap, shared",
+            "strict, reproducible, half, scratch, blas, overlap, shared",
         ),
         ('[run]\nbackend = "cuda"\n', "3:1: unknown backend 'cuda'; expected one of numpy, cupy"),
         (

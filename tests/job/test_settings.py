@@ -33,6 +33,7 @@ VALUES = {
     "backend": ("cupy", '"cupy"', "abacus"),
     "fast_math": (True, "true", None),  # a switch takes no value
     "strict": (True, "true", None),
+    "reproducible": (True, "true", None),
     "half": ("steps", '"steps"', "double"),
     "scratch": ("folder", '"folder"', None),
     "blas": ("numpy", '"numpy"', "mine"),

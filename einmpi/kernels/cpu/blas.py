@@ -24,6 +24,7 @@ from einmpi.kernels.contraction import (
     size_of,
 )
 from einmpi.kernels.cpu.blas_library.choice import matrix_product
+from einmpi.kernels.cpu.reproducible.products import multiply_blocks
 from einmpi.kernels.lowering import (
     Lowering,
     Part,
@@ -257,7 +258,10 @@ def _call_product(lowering: Lowering, parts: list[LabelledArray], owners: list[i
         left = stack(parts[0], lowering.loops, rows, contracted)
         right = stack(parts[1], lowering.loops, contracted, columns)
         target = stack(parts[2], lowering.loops, rows, columns)
-        function = matrix_product(left, right, target)
+        if lowering.blocks is None:
+            function = matrix_product(left, right, target)
+        else:
+            function = partial(multiply_blocks, lowering.blocks)
     return Call(function, (left, right, target), (owners[first], owners[second], owners[2]))
 
 

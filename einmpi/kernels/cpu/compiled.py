@@ -37,6 +37,7 @@ from einmpi.kernels.loop_nest import (
     Range,
     bind_nest,
     counted,
+    summed_lane,
 )
 from einmpi.kernels.operands import (
     Array,
@@ -134,7 +135,8 @@ def prepare_by_compiled_loops(
     if einsum.calls() == 0:
         return lambda _operands, out: _compute_nothing(einsum, out)
     starts = tuple((label, int(values[0])) for label, values in index.items() if len(values))
-    split = in_blocks(einsum, starts) if _are_ranges(index) else None
+    has_free_order = not einsum.sums_blocks
+    split = in_blocks(einsum, starts) if has_free_order and _are_ranges(index) else None
     if split is not None:
         return _prepare_in_blocks(split, operands, out, index, threads, strict)
     chunks = chunk_count(einsum)
@@ -270,6 +272,8 @@ def bind_to_arrays(
     target = indexed_array(out, einsum.output)
     function = number_operands(einsum).function
     arguments = function, reads, target, einsum.aggregation, einsum.extents
+    if einsum.sums_blocks:
+        return bind_nest(*arguments, summed_lane(einsum)), views
     bound = None if strict is None else bind_row_products(*arguments, strict)
     return bound or bind_nest(*arguments), views
 
@@ -309,7 +313,7 @@ def chunk_count(einsum: EinSum) -> int:
 
     Only the extents decide: the result must not depend on the number of threads.
     """
-    if not einsum.aggregated or prod(einsum.bound) > MAX_CHUNKED_RESULTS:
+    if not einsum.aggregated or prod(einsum.bound) > MAX_CHUNKED_RESULTS or einsum.sums_blocks:
         return 1
     return min(MAX_CHUNKS, max(1, einsum.calls() // CHUNK_VALUES))
 

@@ -16,6 +16,7 @@ from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.distance import row_blocks, rows_of, spread
 from einmpi.kernels.cpu.known_indices import prepare_known_gathers
 from einmpi.kernels.cpu.prepared_products import prepare_by_blas
+from einmpi.kernels.cpu.reproducible.sums import BlockedSum
 from einmpi.kernels.cpu.scan import prepare_scan
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
 from einmpi.kernels.cpu.segment_loops import prepare_matches, prepare_segments
@@ -142,6 +143,7 @@ def prepare_einsum(
     min_compiled = worth_compiling(repetition)
     if einsum.matches is not None:
         return prepare_matches(einsum, operands, out, threads)
+    fast = fast and einsum.reproducible is None
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         return lambda operands, out: distance.compute_distance(
@@ -156,7 +158,7 @@ def prepare_einsum(
     if by_scan is not None:
         return by_scan
     segments = einsum.segments
-    if segments is not None:
+    if segments is not None and not einsum.sums_blocks:
 
         def scatter(operands: Sequence[Array], out: Array) -> None:
             prepared = Scatter(einsum, segments, tuple(operands), index)
@@ -169,6 +171,8 @@ def prepare_einsum(
     at_numbers = _prepare_at_numbers(einsum, operands, out, index, threads, strict, repetition)
     if at_numbers is not None:
         return at_numbers
+    if einsum.sums_blocks and einsum.calls() > 0:
+        return BlockedSum(einsum, operands, out, index, threads).prepared(min_compiled, strict)
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
     if contraction is None:
@@ -197,7 +201,7 @@ def _prepare_loops(
 ) -> PreparedCall:
     """Prepare an EinSum as loops: compiled ones where that pays, those of numpy otherwise."""
     dtypes = [array.dtype for array in operands]
-    is_compiled = einsum.calls() >= min_compiled
+    is_compiled = einsum.calls_in_program >= min_compiled
     if not is_compiled or not compiled.supports_compiled_loops(einsum, dtypes):
         return prepare_symmetric(einsum, operands, out, index, broadcast.prepare_by_broadcasting)
     prepare = partial(compiled.prepare_by_compiled_loops, threads=threads, strict=strict)

@@ -55,7 +55,7 @@ def is_map(kernel: Kernel) -> bool:
 
 def _is_compiled(kernel: Kernel) -> bool:
     """Return whether a kernel is large enough to be compiled, and can be."""
-    is_large = kernel.einsum.calls() >= WORTH_COMPILING
+    is_large = kernel.einsum.calls_in_program >= WORTH_COMPILING
     return is_large and supports_compiled_loops(kernel.einsum, kernel.operand_dtypes)
 
 
@@ -64,7 +64,7 @@ def is_fold(kernel: Kernel, of: Slot, strict: bool) -> bool:
     einsum = kernel.einsum
     if of not in kernel.operands or kernel.select or chunk_count(einsum) == 1:
         return False
-    if einsum.has_special_form or einsum.is_pass_of_scan:
+    if einsum.has_special_form or einsum.is_pass_of_scan or einsum.sums_blocks:
         return False  # it has a kernel of its own
     if einsum.is_gathering or any(map(einsum.has_arithmetic, range(len(einsum.operands)))):
         return False
@@ -308,7 +308,7 @@ def _accepts(kernel: Kernel, fast_math: bool) -> bool:
     `fast_math` allows; a dot product of rows is not a matrix product.
     """
     einsum = kernel.einsum
-    if einsum.has_special_form:
+    if einsum.has_special_form or einsum.sums_many_blocks:
         return False
     if kernel.select or is_product(kernel):
         return False
@@ -337,6 +337,8 @@ def _can_lead(kernel: Kernel, strict: bool) -> bool:
     """
     einsum = kernel.einsum
     if not is_product(kernel) or kernel.select or einsum.calls() < WORTH_COMPILING:
+        return False
+    if einsum.sums_blocks:
         return False
     if DTYPES[kernel.target.dtype].kind not in "fc" or DTYPES[kernel.target.dtype].is_half:
         return False

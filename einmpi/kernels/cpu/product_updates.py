@@ -177,7 +177,7 @@ def is_product_update(product: Kernel, update: Kernel, strict: bool) -> bool:
     einsum = product.einsum
     if einsum.calls() < MIN_MULTIPLICATIONS or einsum.aggregation != "sum":
         return False
-    if einsum.has_special_form:
+    if einsum.has_special_form or einsum.sums_blocks:
         return False
     if einsum.reads_diagonals or not einsum.is_indexed_by_labels:
         return False

@@ -172,6 +172,8 @@ def totals(plan: Plan, full: bool = False) -> list[Note]:
         notes.append(("recomputed", _recomputed(plan, plan.recomputed)))
     notes.append(("peak memory", _peak_memory(plan)))
     notes.append(("certificate", _certificate(plan)))
+    if plan.reproducible:
+        notes.append(("reproducible", _reproducible(plan)))
     if plan.machine is None and plan.mesh.nodes > 1:
         notes.append(("objective", f"bytes; one between nodes counts as {BETWEEN}"))
     notes.append(("digest", plan.digest))
@@ -223,6 +225,27 @@ def _recomputed(plan: Plan, recomputed: Recomputed) -> str:
         f"{names}: {operations} operations ({share:.2g}%) and {moved} moved more; "
         f"peak memory {before} without"
     )
+
+
+def _reproducible(plan: Plan) -> str:
+    """Return what it costs that bits do not depend on the plan."""
+    most = 0
+    additions = 0
+    for vertex in plan.graph.computed:
+        record = vertex.computed_einsum.reproducible
+        if record is not None and record.blocks > 1:
+            most = max(most, record.blocks)
+            additions += vertex.steps * vertex.elements * (record.blocks - 1)
+    text = "no sum is cut"
+    if most:
+        share = 100 * additions / plan.graph.operations()
+        text = (
+            f"sums in up to {most} blocks, {show_count(additions)} operations more ({share:.2g}%)"
+        )
+    if plan.freely is None:
+        return text
+    words = plan.cost_in_all.words
+    return f"{text}; {show_count(words)} words, {show_count(plan.freely.words)} otherwise"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -338,6 +361,8 @@ def gather_condition(plan: Plan) -> str:
     another one, of the rows and columns of a sparse matrix say, less may move.
     """
     conditions = []
+    if plan.reproducible:
+        conditions.append("that no cut divides a block of a sum")
     if plan.gathered:
         conditions.append(f"that gathered dimensions are not cut (of {', '.join(plan.gathered)})")
     if plan.words_predicted and has_known_lists(plan.graph):
@@ -500,6 +525,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "bytes_added": plan.recomputed.nbytes,
             "bytes_peak_without": plan.recomputed.peak_before,
         }
+    if plan.reproducible:
+        data["reproducible"] = True
+    if plan.freely is not None:
+        data["words_otherwise"] = plan.freely.words
     if plan.loop is not None:
         data["loop"] = _loop_json(plan, plan.loop)
     return data

@@ -79,7 +79,9 @@ def prepare_kernel(
     calls = []
     for part in split_index_sets(kernel.einsum, kernel.index, dtypes):
         views = _views(kernel, part, operands, target)
-        numbers = views.einsum.labels_as_numbers
+        numbers = set(views.einsum.labels_as_numbers)
+        if views.einsum.sums_blocks:
+            numbers.add(views.einsum.aggregated[0])
         index = {label: indices(runs) for label, runs in part.index if label in numbers}
         call = prepare_einsum(
             views.einsum,
@@ -370,6 +372,8 @@ def prepare_scattered_update(
     dtype = rows.update.target.dtype
     dtypes = {dtype, product.target.dtype, rows.update.operands[form.old].dtype}
     einsum = product.einsum
+    if einsum.sums_blocks:
+        return None
     if dtypes not in ({"float32"}, {"float64"}) or rows.dimension != 0 or product.select:
         return None
     values = places.size * prod(product.target.shape[1:])
