@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from distributed import run_from_files
 from matrix_cases import DEFINITE, KINDS, MOST, definite_matrix_of, matrix_of
+from mpi_helpers import run_mpi
 
 import einmpi
 from einmpi.comm.base import Comm
@@ -241,3 +242,15 @@ def test_gpus_are_refused():
     job = einmpi.program("L[i,j] = cholesky(A[i,j])", A=(4, 4))
     with pytest.raises(einmpi.InputError, match="L is a function of matrices, which GPUs do not"):
         on_gpu(job, Comm(0, 1))
+
+
+def test_an_error_of_many_steps_is_one_short_line(tmp_path):
+    """What a rank was doing are hundreds of steps, of which the line has none."""
+    (tmp_path / "job.toml").write_text(
+        'program = "L = cholesky(A[i,j])"\n'
+        'inputs.A = { shape = [400, 400], random = "normal" }\noutputs.L = "o.h5:/L"\n'
+    )
+    done = run_mpi(2, ["-m", "einmpi", "job.toml"], cwd=tmp_path)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("einmpi: error")]
+    assert done.returncode != 0 and len(line) < 200
+    assert line.endswith("the leading minor of order 1 is not positive definite")

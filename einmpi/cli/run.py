@@ -196,7 +196,8 @@ def _run_schedule(
     note = activity_writer(comm.rank)
 
     def note_step(step: Step) -> None:
-        note(" ".join(str(step).split()))
+        first_line, _, _ = str(step).partition("\n")  # without the steps that it repeats
+        note(" ".join(first_line.removesuffix(":").split()))
 
     planned = time.perf_counter()
     keep_inputs = options.repeat > 1 and not plan.spilled
